@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import answered, refused
+from command_line import answered, refused, this_process
 from PIL import Image
 from report_builders import make_run
 
@@ -53,6 +53,16 @@ def test_a_model_folder_is_evaluated_into_a_run_of_its_own(table: Path, tiny_fol
 
     page = answered("report", "last", "--runs", runs, "-o", tmp_path / "r.html")
     assert "arXiv:1" in Path(page["report"]).read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_reward_that_pays_no_truth_of_the_rows_is_told(table: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    words = ("eval", tiny_folder, "--recipe", table, "--runs", tmp_path / "runs", "--max-rows", "1")
+    for name, count in (("number_match", 0), ("think_format", 1)):
+        done = this_process(*words, "--set", f"reward.name={name}", cwd=tmp_path)
+        assert done.code == 0 and done.err.count("no form of a right answer is known that the reward") == count, (
+            done.err
+        )
 
 
 @pytest.mark.slow

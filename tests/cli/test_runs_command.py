@@ -446,6 +446,17 @@ def test_compare_without_rows_in_common_says_so(root: Path):
     assert "no evaluation in common: A has test, greedy. B has none" in as_json("compare", "a", "b", runs=root)["notes"]
 
 
+def test_compare_takes_an_evaluation_as_run_and_name_and_lists_those_that_there_are(root: Path):
+    for name, scores in (("a", [0] * 20), ("b", [1] * 20)):
+        with make(root, name=name) as run:
+            add_evaluation(run, "test", scores)
+    for a, b in (("a/test", "b/test"), (str(root / "a"), str(root / "b"))):
+        assert as_json("compare", a, b, runs=root)["evaluations"][0]["metrics"][0]["difference"] == 1.0
+    errors = [vlmrl("compare", name, "b", runs=root).err for name in ("tset", "a/tset")]
+    assert "did you mean `test`?  evaluations of these, as RUN/NAME: test" in errors[0]
+    assert "run `a` has no evaluation `tset`" in errors[1] and "did you mean `test`?" in errors[1]
+
+
 def test_rm_asks_for_yes_and_says_what_it_freed(tmp_path: Path):
     runs = tmp_path / "runs"
     for name in ("one", "two"):

@@ -180,8 +180,8 @@ def compare_(
     a: Annotated[
         str,
         typer.Argument(
-            help="Run (id prefix, name, `last`, folder), or an evaluation's folder. Several runs that differ only in "
-            "their seed, separated by commas, are one setting."
+            help="Run (id prefix, name, `last`, folder), or an evaluation (RUN/NAME, folder). Several runs that differ "
+            "only in their seed, separated by commas, are one setting."
         ),
     ],
     b: Annotated[str, typer.Argument(help="The run or evaluation to compare with A. Differences are B minus A.")],
@@ -206,12 +206,17 @@ def compare_(
     A setting of several runs has its mean over runs, a band of one standard deviation, and an interval for new rows and
     new seeds. With more than two settings, p-values have Holm's correction.
     """
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import names_in, open_evaluation
+
+    root, refs = runs_root(runs), [a, b, *(more or [])]
+    for name in (name for ref in refs for name in names_in(ref)):
+        open_evaluation(root, name, trained=True)
+    # Imported here: a wrong name is reported before large libraries are loaded.
     from vlmrl.evaluate.compare import compare, open_side
     from vlmrl.evaluate.settings import compare_settings, is_list, open_settings
-    from vlmrl.store.layout import runs_root
 
-    root = runs_root(runs)
-    if is_list(refs := [a, b, *(more or [])]):
+    if is_list(refs):
         result = compare_settings(open_settings(root, refs))
         if not emit(result, as_json):
             show_settings(result)

@@ -483,6 +483,7 @@ def eval_(
     if not launched():
         say_origin(request.model, origin.parent)
         _announce(planned)
+        _warn_of_reward(filled, planned)
         if chosen.run_dir is not None and not (recipe or data or task or overrides):
             _warn_of_changes(chosen.run_dir, planned)
         if gpus is not None and (evaluated := _launch(gpus, request, filled, planned, chosen.run_dir, root)):
@@ -519,6 +520,18 @@ def _announce(planned: Sequence[PlannedEvaluation]) -> None:
         if rows.role == "training":
             splits = f"; splits there: {', '.join(rows.others)}" if rows.others else ""
             say(f"hint: name other rows with --split, a split or a file such as rows.jsonl{splits}")
+
+
+def _warn_of_reward(recipe: Recipe, planned: Sequence[PlannedEvaluation]) -> None:
+    """Print a warning if a built-in reward pays no right answer to the rows; no other reward is called for this."""
+    from vlmrl.recipe.load import LoadedRecipe
+    from vlmrl.setup.rows import check_reward
+
+    for source in {id(one.rows): one.rows.source for one in planned}.values():  # rows may be evaluated several times
+        if all(one.is_builtin and not (one.service or one.needs_images) for one in source.reward.singles):
+            loaded = LoadedRecipe(recipe, "", Path(source.dataset.path), {}, {})
+            problems = check_reward(loaded, source, source.dataset.path).problems
+            show_warnings([problem for problem in problems if problem.level == "warning"])
 
 
 def _warn_of_changes(run_dir: Path, planned: Sequence[PlannedEvaluation]) -> None:

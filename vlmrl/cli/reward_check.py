@@ -94,11 +94,8 @@ def reward_check(
     Example: vlmrl reward-check answers.jsonl --task fungi --out scores.parquet
     """
     from vlmrl.process import give_terminal
-    from vlmrl.store.layout import runs_root
-    from vlmrl.store.runs import open_run
 
-    if not Path(rollouts).exists() and not Path(rollouts).suffix:
-        open_run(runs_root(runs), rollouts)
+    _require_input(Path(rollouts), runs)
     # Imported here: a wrong name is reported before the tasks are loaded.
     from vlmrl.reward_check.rescore import PROFILE, parse_weights
     from vlmrl.reward_check.run import (
@@ -167,6 +164,17 @@ def reward_check(
             raise RewardUnavailable(message, where=report["path"], hint=TRY_LATER)
     if any(probed["not_probed"] for probed in (report["probes"] or {}).values()):
         raise typer.Exit(NOT_PROBED)
+
+
+def _require_input(path: Path, runs: Path | None) -> None:
+    from vlmrl.data.table_files import SUFFIXES, require_file
+    from vlmrl.store.layout import runs_root
+    from vlmrl.store.runs import open_run
+
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        require_file(path, hint="name a table of responses, or a run")
+    elif not (path.exists() or path.suffix):
+        open_run(runs_root(runs), str(path))
 
 
 def _replay(saved: SavedResponses, as_json: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,27 @@ from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import kept_recipes
 from vlmrl.store.layout import eval_dirs
 from vlmrl.store.manifest import read_manifest
-from vlmrl.store.media import RunImages
+from vlmrl.store.media import Resolver, RunImages
 from vlmrl.types import Media
 
 
 def run_images(run_dir: Path) -> RunImages:
     """Return the images of a run folder, by content.
 
-    A table is opened only when the run and the prepared datasets lack an image. If the manifest is damaged, only the
-    run's own media/ is read.
+    Tables are looked for, and opened, only when the run and the prepared datasets lack an image. If the manifest is
+    damaged, only the run's own media/ is read.
     """
     try:
         manifest = read_manifest(run_dir)
     except VlmrlError:
         return RunImages(run_dir)
     images = RunImages(run_dir, manifest.all_datasets, cwd=manifest.cwd)
-    resolvers = [_table_resolver(entry, manifest.cwd, images.notes) for entry in _data_entries(run_dir)]
-    images.add_resolvers(resolvers)
+
+    @cache
+    def resolvers() -> list[Resolver]:
+        return [_table_resolver(entry, manifest.cwd, images.notes) for entry in _data_entries(run_dir)]
+
+    images.add_resolvers([lambda media: next((c for one in resolvers() if (c := one(media)) is not None), None)])
     return images
 
 
@@ -49,7 +53,7 @@ def _data_entries(run_dir: Path) -> list[dict[str, Any]]:
     return distinct
 
 
-def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Callable[[Media], bytes | None]:
+def _table_resolver(entry: dict[str, Any], cwd: str, notes: list[str]) -> Resolver:
     """Return a function that reads image files of one `[[data]]` entry, which is opened at the first call.
 
     If it cannot be opened, the reason is added to `notes`, once.

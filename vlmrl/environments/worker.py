@@ -40,7 +40,7 @@ from vlmrl.environments.base import (
 from vlmrl.environments.calls import BadCall, read_calls, served_calls
 from vlmrl.environments.row_fields import row_fields
 from vlmrl.environments.tools import ToolError, bind, hidden_parameters, tool_schema, tools_of
-from vlmrl.errors import RewardError, RewardUnavailable, unknown
+from vlmrl.errors import RewardError, RewardUnavailable, listed, unknown
 from vlmrl.process import adopt_orphans, children, descendants, die_with_parent, kill_all, own_shared_memory
 from vlmrl.redaction.secrets import scanner_shapes
 from vlmrl.rewards.worker import Guard, describe_error, import_source, own_files
@@ -173,12 +173,11 @@ class Own:
         try:
             return getattr(module, name)
         except AttributeError:
-            known = [
-                n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-            ]
-            raise RewardError(
-                f"{self.user.file} has no `{name}`", hint=f"it has: {', '.join(known) or 'no function'}"
-            ) from None
+            own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
+            public = [n for n, v in own.items() if callable(v) and not n.startswith("_")]
+            classes = [n for n in public if inspect.isclass(own[n]) and tools_of(own[n])]
+            hint = listed(name, classes or public, "it has")
+            raise RewardError(f"{self.user.file} has no `{name}`", hint=hint) from None
 
     def facts(self, *, forks: bool) -> dict[str, Any]:
         """Return the facts of each environment by its name: the arguments of `Described`.

@@ -55,7 +55,7 @@ from vlmrl.store.kept_recipe import newest_resolved, read_resolved
 from vlmrl.store.listing import reference
 from vlmrl.store.manifest import short_value
 from vlmrl.store.metrics import counted
-from vlmrl.store.runs import Run, can_be_scored, eval_command, open_run
+from vlmrl.store.runs import Run, can_be_scored, eval_command, open_evaluation, open_run
 from vlmrl.store.verify import damage_of, shortened
 from vlmrl.tasks.prompt import same_prompt
 
@@ -104,17 +104,13 @@ class SideEvaluation:
 
 
 def open_side(root: Path, ref: str) -> Side:
-    """Return a run (by any of its names), or the folder of one evaluation (`<run>/eval/<name>`).
-
-    Raises: StoreError when it is neither.
-    """
-    folder = Path(ref)
-    if (folder / layout.EVAL_SUMMARY).is_file():
-        run_dir = folder.resolve().parent.parent
-        run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
-        return Side(ref, run, {"evaluation": folder}, (folder,))
-    run = open_run(root, ref, trained=True)
-    return Side(ref, run, _evaluations(run))
+    """Return a run (by any of its names), or one evaluation: RUN/NAME or its folder. Raises: StoreError for neither."""
+    opened = open_evaluation(root, ref, trained=True)
+    if isinstance(opened, Run):
+        return Side(ref, opened, _evaluations(opened))
+    run_dir = opened.resolve().parent.parent
+    run = open_run(root, str(run_dir)) if (run_dir / layout.MANIFEST).is_file() else None
+    return Side(ref, run, {"evaluation": opened}, (opened,))
 
 
 def compare(a: Side, b: Side) -> dict[str, Any]:

@@ -210,10 +210,6 @@ def require_images(source: Source, change: ImageChange, count: int) -> None:
     )
 
 
-EVALUATED_BY = ("name", "weights", "sha256", "files", "version", "rewards")
-"""Keys of a reward's record that `meta` keeps, besides its arguments."""
-
-
 @dataclass(frozen=True)
 class EvalSettings:
     """Settings of an evaluation.
@@ -431,7 +427,7 @@ def _meta(
         "task": source.task.name,
         "dataset": {"path": source.dataset.path, "fingerprint": source.dataset.fingerprint, "rows": len(source.rows)},
         "entry": source.entry,
-        "reward": {k: v for k, v in reward_record(source.reward, source.weights).items() if k in EVALUATED_BY},
+        "reward": {k: v for k, v in reward_record(source.reward, source.weights).items() if k != "args"},
         "reward_args": encode(dict(source.reward.args)),
         "prompt_sha256": source.prompt_sha256,
         "prompt_earlier": list(source.prompt_earlier),

@@ -56,6 +56,8 @@ ANSWER_KEYS = ("answer_value", "answer")
 """Keys of a reward's detail with the answer that it has read, for maj@k; the first that is not None counts."""
 MAX_VALUES = 20
 """Maximum number of different values of a field that groups rows. With more, it is a measurement or a name."""
+ODD = 0x1E3779B97F4A7C15
+"""Distance between the numbers of equal rows."""
 OTHER = -1
 """Code of a row that has no accuracy, or a value that cannot group rows."""
 
@@ -83,7 +85,7 @@ class EvalColumns:
         self.has_answers = False
         self._numbers: dict[tuple[str, str], array[float]] = {}
         self._has_confidence, self._truncated = array("b"), array("b")
-        self._prompts, self._answers = array("q"), array("q")
+        self._prompts, self._samples, self._answers = array("q"), array("q"), array("q")
         self._image_starts, self._images = array("q", [0]), array("q")
         self.by_values: dict[str, dict[Any, int]] = {field: {} for field in self.by}
         self._codes: dict[str, array[int]] = {field: array("h") for field in self.by}
@@ -106,6 +108,7 @@ class EvalColumns:
         self._has_confidence.append("confidence" in outcome)
         self._truncated.append(is_cut(record["finish"], record.get("ending")))
         self._prompts.append(hash64(record["prompt_id"]))
+        self._samples.append(record["sample"])
         self._images.extend(hash64(key) for key in image_ids(record))
         self._image_starts.append(len(self._images))
         has_key = any(key in detail for detail in _details(record) for key in ANSWER_KEYS)
@@ -150,6 +153,15 @@ class EvalColumns:
     def prompts(self) -> Integers:
         """Return the hash of each response's prompt id, [N]."""
         return as_numbers(self._prompts)
+
+    def rows(self) -> Integers:
+        """Return a number of each response's row, [N]: that of its prompt, unless an equal row came before."""
+        prompts_N, samples_N = self.prompts(), as_numbers(self._samples)
+        order_N, occurrence_N = np.lexsort((samples_N, prompts_N)), np.arange(self.count)
+        is_first_N = (np.diff(prompts_N[order_N], prepend=-1) != 0) | (np.diff(samples_N[order_N], prepend=-1) != 0)
+        begin_N = np.maximum.accumulate(np.where(is_first_N, occurrence_N, 0))
+        occurrence_N[order_N] = occurrence_N - begin_N
+        return prompts_N + occurrence_N * ODD
 
     def answers(self) -> Integers:
         """Return the hash of each response's answer, NO_ANSWER for none, [N]."""
@@ -461,7 +473,7 @@ def sample_table(columns: EvalColumns) -> SampleTable | None:
         return None
     answer_S = columns.answers()[has_accuracy_N] if columns.has_answers else None
     clusters_S = columns.clusters().take(has_accuracy_N)
-    return SampleTable(columns.prompts()[has_accuracy_N], np.maximum(0.0, accuracy_S), answer_S, clusters_S)
+    return SampleTable(columns.rows()[has_accuracy_N], np.maximum(0.0, accuracy_S), answer_S, clusters_S)
 
 
 def _of_probabilities(columns: EvalColumns, clusters: RowKeys) -> dict[str, Interval]:

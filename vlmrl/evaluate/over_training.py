@@ -19,6 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
 from vlmrl.errors import StoreError
+from vlmrl.evaluate.paired import scored_alike, scored_by
 from vlmrl.evaluate.significance import LEADING, leading_metrics
 from vlmrl.metric import metric_facts
 from vlmrl.recipe.load import leaves, with_defaults
@@ -31,28 +32,35 @@ from vlmrl.store.runs import Run
 
 
 def over_checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Return one entry per group of evaluations of the same rows, and per metric, if there are several steps.
+    """Return one entry per group of evaluations of the same rows by one reward, and per metric, if of several steps.
 
-    Returns: see `summary_over_steps`, with "evaluation": the name without the step. Damaged evaluations are left out,
-        and those with changed images.
+    Returns: see `summary_over_steps`, with "evaluation": the name without the step, and the reward if there are several
+        of this name. Damaged evaluations are left out, and those with changed images.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[list[Mapping[str, Any]]]] = {}
     for folder in layout.eval_dirs(run.dir):
         try:
             summary = read_summary(folder)
         except StoreError:
             continue
-        if step_of(summary) is not None and image_condition(summary.get("meta") or {}) is None:
-            groups.setdefault(without_step(folder.name), []).append(summary)
+        meta = summary.get("meta") or {}
+        if step_of(summary) is not None and image_condition(meta) is None:
+            same = groups.setdefault(without_step(folder.name), [])
+            # The run's own reward scored those that do not record it.
+            alike = (group for group in same if scored_alike(group[0].get("meta") or {}, meta) is not False)
+            if (group := next(alike, None)) is None:
+                same.append(group := [])
+            group.append(summary)
     entries = []
-    for name, summaries in groups.items():
+    for name, summaries in ((name, group) for name, same in groups.items() for group in same):
+        words = f", scored by {scored_by(summaries[0]['meta'])}" if len(groups[name]) > 1 else ""
         for metric in leading_metrics(dict.fromkeys(name for summary in summaries for name in summary["metrics"])):
             entry = summary_over_steps(summaries, metric, selected_step(run))
             if entry is None:
                 continue
             if entry["selected"] and entry["selected"]["by"] == "validation" and ON_TEST in run.manifest.labels:
                 entry["selected"]["by"] = ON_TEST
-            entries.append({"evaluation": name, **entry})
+            entries.append({"evaluation": name + words, **entry})
     return entries
 
 

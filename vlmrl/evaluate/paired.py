@@ -255,6 +255,13 @@ def reward_words(record: Mapping[str, Any]) -> str:
     return f"{identity_of(record).words}, {shown_weights(record.get('weights'))}"
 
 
+def sampled_apart(metas: Sequence[Meta]) -> list[str]:
+    """Return the settings of sampling that differ between evaluations; `temperature` stands for `greedy`, too."""
+    ways = [meta.get("sampling") or {} for meta in metas]
+    keys = dict.fromkeys(key for way in ways for key in way if key != "greedy")
+    return [key for key in keys if any(way.get(key) != ways[0].get(key) for way in ways)]
+
+
 def _says(meta: Meta) -> bool:
     return isinstance(meta.get("reward"), Mapping)
 

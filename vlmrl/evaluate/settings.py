@@ -33,10 +33,11 @@ from vlmrl.evaluate.compare import (
 from vlmrl.evaluate.estimates import METHOD, Clusters, Floats, Interval, Range, Units, difference_interval
 from vlmrl.evaluate.metrics import Aligned, EvalColumns, aligned, aligned_prompts
 from vlmrl.evaluate.over_training import over_checkpoints, over_epochs, picked_by_hand, read_epochs
-from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges
+from vlmrl.evaluate.paired import LEVEL, comparison, joined_by, joined_ranges, sampled_apart
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.significance import LEADING, TEST_METHODS, correct_for_many, is_tested, paired_test
 from vlmrl.store.evaluated_rows import ROLES, image_condition, refused_words, role_label, role_of, shown_label
+from vlmrl.store.runs import names_in
 from vlmrl.untrusted import plural
 
 BY_RUNS = "Student's t over rows and runs"
@@ -65,12 +66,7 @@ class Setting:
 
 def is_list(refs: Sequence[str]) -> bool:
     """Return whether these arguments of `vlmrl compare` are settings: more than two, or one with several runs."""
-    return len(refs) > 2 or any(len(_split(ref)) > 1 for ref in refs)
-
-
-def _split(ref: str) -> list[str]:
-    names = [name for name in ref.split(",") if name]
-    return [ref] if Path(ref).exists() or not names else names
+    return len(refs) > 2 or any(len(names_in(ref)) > 1 for ref in refs)
 
 
 def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
@@ -82,7 +78,7 @@ def open_settings(root: Path, refs: Sequence[str]) -> list[Setting]:
         raise StoreError(f"{len(refs)} settings to compare; at most 26 can be")
     settings = []
     for letter, ref in zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", refs, strict=False):
-        sides = tuple(open_side(root, one) for one in _split(ref))
+        sides = tuple(open_side(root, one) for one in names_in(ref))
         places = [tuple(map(str, side.named)) or (side.run.id if side.run else side.ref,) for side in sides]
         for i, place in enumerate(places):
             if place in places[:i]:
@@ -201,6 +197,8 @@ def _evaluation(
     if len(here) < 2 or not shared:
         raise StoreError("no two settings have a score of the same rows")
     metas = [one.meta for i in kept if (one := group[i])]
+    if ways := sampled_apart(metas):
+        notes.append(f"{name}: the runs were evaluated with different {', '.join(ways)}")
     worst = max(metas, key=lambda meta: ROLES.index(role_of(meta)))
     refused = [f"{sides[i].title}: {words}" for i in kept if (words := refused_words(read[i].summary))]
     # [all runs, N] -> [runs, N] of each setting

@@ -30,7 +30,7 @@ from vlmrl.evaluate.over_training import (
     step_of,
     words_of_steps,
 )
-from vlmrl.evaluate.paired import OTHER_REWARDS, Comparison, comparison, scored_by
+from vlmrl.evaluate.paired import OTHER_REWARDS, Comparison, comparison, sampled_apart, scored_by
 from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import set_metrics_of
@@ -176,6 +176,8 @@ def _notes(group: Sequence[EvalColumn]) -> list[str]:
     notes = [f"{name}: {label}." for name, label in labels.items() if label]
     if len(set(labels.values())) == 1:
         notes = [f"These are {label}." for label in {*labels.values()} if label]
+    if ways := sampled_apart([c.meta for c in group]):
+        notes.append(f"These were evaluated with different {', '.join(ways)}.")
     if not all(one_reward(group[0], c) for c in group):
         notes += [f"{c.label}: scored by {words}." for c in group if (words := scored_by(c.meta))]
     notes += [

@@ -12,7 +12,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +36,12 @@ from vlmrl.reward_check.scores import Floats, Scores
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.attempts import AttemptRule
 from vlmrl.rewards.base import UNSCORED, RewardSpec, ServicePlace, accuracy_part
-from vlmrl.rewards.identity import same_code, single_records
+from vlmrl.rewards.identity import identity_of, same_code, single_records
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.rewards.service_pool import summary_of
 from vlmrl.rewards.several import score_for_task
 from vlmrl.store import layout
+from vlmrl.store.evaluated_rows import read_summary
 from vlmrl.store.kept_recipe import kept_text, newest_resolved, read_resolved
 from vlmrl.store.metrics import counted, newest
 from vlmrl.store.runs import Run, open_run
@@ -590,9 +591,38 @@ def open_saved(
         raise StoreError(f"there are no saved rollouts{of}{within}", where=str(path), hint=hint)
     if run is not None:
         notes += _damage(run, path)
+    records = _records(run, reader.paths, notes)
+    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), records, notes=notes)
+
+
+def _records(run: Run | None, paths: Sequence[str], notes: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Return source -> record of the reward that scored it: the run's, unless evaluations record another one.
+
+    A source that several rewards scored has none.
+    """
     rewards = run.manifest.rewards if run is not None else ()
     records = {str(record.get("source")): record for record in rewards if isinstance(record, Mapping)}
-    return SavedResponses(path, reader, heads, run, _recipe_of(run, notes), records, notes=notes)
+    scored_by: dict[str, list[Mapping[str, Any]]] = {}
+    for path in paths if run is not None else ():
+        meta = {}
+        if evaluation_of(Path(path).absolute()):
+            with suppress(StoreError):
+                meta = read_summary(Path(path).parent).get("meta") or {}
+        if isinstance(meta.get("reward"), Mapping) and isinstance(meta.get("reward_args"), Mapping):
+            record, source = {**meta["reward"], "args": meta["reward_args"]}, str(meta.get("source"))
+            known = [*scored_by.setdefault(source, []), *filter(None, [records.get(source)])]
+            same = (
+                k for k in known if identity_of(k) == identity_of(record) and k.get("weights") == record.get("weights")
+            )
+            scored_by[source].append(next(same, record))
+    for source, several in scored_by.items():
+        records[source] = several[0]
+        if any(one is not several[0] for one in several):
+            del records[source]
+            notes.append(
+                f"{source}: evaluations by several rewards; name the rows of one: <run>/eval/<name>/rows.parquet"
+            )
+    return records
 
 
 def _damage(run: Run, path: Path) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from vlmrl.errors import Problem, RecipeError, VlmrlError
@@ -37,6 +38,12 @@ def examples(bad: Sequence[tuple[str, str]]) -> str:
     """Return the first few failures, one per line."""
     lines = [f"{name}: {words}" for name, words in bad[:SHOWN]]
     return "first of them:\n  " + "\n  ".join(lines)
+
+
+def examples_and_export(source: Source, bad: Sequence[tuple[str, str]]) -> str:
+    """Return the first few failures, and the command that leaves such rows out; it knows no template of a recipe."""
+    export = f"\n`vlmrl data export {quote(source.dataset.path)} OUT --sound` writes the others"
+    return examples(bad) + (export if source.template == source.task.template else "")
 
 
 @dataclass
@@ -113,7 +120,7 @@ class PromptScan:
         if self.failed:
             what = "no prompt, or no response to learn" if self.learns else "no prompt"
             message = f"{len(self.failed):,} of {rows} make {what}"
-            problems.append(Problem(message, where, examples(self.failed)))
+            problems.append(Problem(message, where, examples_and_export(self.source, self.failed)))
         if self.refused:
             message = f"{len(self.refused):,} of {rows} have an image that the model does not accept"
             problems.append(Problem(message, where, examples(self.refused)))

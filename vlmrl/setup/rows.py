@@ -41,6 +41,7 @@ from vlmrl.setup.prompts import (
     TruthScan,
     differing_parts,
     examples,
+    examples_and_export,
     named,
     paid,
     prompt_text,
@@ -231,8 +232,7 @@ def scan_rows(source: Source, where: str, *, limit: int | None = None, prompts: 
     if bad:
         rows = len({name for name, _ in bad})
         message = f"{rows:,} of {scan.seen:,} rows of `{source.name}` ({source.split}) are not valid"
-        hint = f"{examples(bad)}\n`vlmrl data export {quote(source.dataset.path)} OUT --sound` writes the others"
-        scan.problems.append(Problem(message, where, hint))
+        scan.problems.append(Problem(message, where, examples_and_export(source, bad)))
     scan.problems += truths.problems(source, where) if source.reward is not NO_REWARD else []
     scan.problems += prompts.problems(where) if prompts is not None else []
     if scan.repeated:

@@ -28,6 +28,8 @@ except ImportError:  # some platforms lack fcntl: there, only process ids are co
     fcntl = None
 
 State = Literal["alive", "dead", "elsewhere"]
+ROOM = 1 << 16
+"""Size in bytes to which a lock file is filled with spaces: more than a manifest has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,11 @@ class RunLock:
         os.close(self._handle)
         self._handle = None
 
+    def give_room(self) -> None:
+        """Give back the room on the disk that the file keeps, so that the end can be recorded on a full one."""
+        if self._handle is not None:
+            os.ftruncate(self._handle, len(os.pread(self._handle, ROOM, 0).rstrip()))
+
     def _open(self) -> int:
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -168,7 +175,7 @@ class RunLock:
             raise StoreError(f"cannot lock this run: {error.strerror}", where=str(self.path)) from error
 
     def _claim(self, handle: int) -> None:
-        content = json.dumps(asdict(this_process()), indent=1).encode() + b"\n"
+        content = json.dumps(asdict(this_process()), indent=1).encode().ljust(ROOM) + b"\n"
         os.ftruncate(handle, 0)
         os.pwrite(handle, content, 0)
         os.fsync(handle)

@@ -18,7 +18,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from vlmrl import __version__
-from vlmrl.errors import StoreError, reason_of
+from vlmrl.errors import StoreError, listed, reason_of, shortened
 from vlmrl.redaction.redact import excerpt, learn, learn_argv, redact_argv, redact_text, redact_value
 from vlmrl.store import kept_recipe, layout, provenance
 from vlmrl.store import manifest as manifests
@@ -27,7 +27,7 @@ from vlmrl.store import rollouts as rollouts_
 from vlmrl.store.checkpoints import choose_checkpoint, hashes_of
 from vlmrl.store.files import TEMP_PREFIX, link_tree, remove_tree, require_ordinary, sweep, sync_folder, temp_path
 from vlmrl.store.layout import now
-from vlmrl.store.listing import command_line, find, runs_option, status_of
+from vlmrl.store.listing import MOST_CANDIDATES, command_line, find, run_ids, runs_option, status_of
 from vlmrl.store.lock import RunLock
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Attempt, Best, Manifest, Status, read_manifest
 from vlmrl.store.prune import RolloutRule, delete_rollouts, prunable, rollout_steps
@@ -153,8 +153,13 @@ class Run:
         last = replace(self.manifest.attempts[-1], end=end, status=status)
         if error is not None:
             error = excerpt(error, MAX_ERROR_CHARS)
+        changes = {"status": status, "end": end, "error": error, "attempts": (*self.manifest.attempts[:-1], last)}
         try:
-            self.update(status=status, end=end, error=error, attempts=(*self.manifest.attempts[:-1], last))
+            try:
+                self.update(**changes)
+            except StoreError:
+                self._lock.give_room()
+                self.update(**changes)
         finally:
             self.close()
 
@@ -223,7 +228,7 @@ class Run:
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted")
         else:
-            # On a full disk this fails, too. Then the first error is raised.
+            # This may fail, too. Then the first error is raised.
             with contextlib.suppress(StoreError):
                 self.finish("failed", reason_of(error) if error is not None else kind.__name__)
 
@@ -349,20 +354,35 @@ def open_run(root: Path | str, ref: str, *, trained: bool = False) -> Run:
     return Run(run_dir, manifests.read_manifest(run_dir))
 
 
-def open_evaluation(root: Path, ref: str) -> Path | Run:
+def open_evaluation(root: Path, ref: str, *, trained: bool = False) -> Path | Run:
     """Return the folder of the evaluation that `ref` names, a path or RUN/NAME; of a RUN alone, the run.
 
-    Raises: StoreError when there is none.
+    Args:
+        trained: as of `open_run`.
+    Raises: StoreError when there is none; the error lists evaluations.
     """
     if (Path(ref) / layout.EVAL_SUMMARY).is_file():
         return Path(ref)
     head, _, tail = ref.rpartition("/")
-    if not head or (Path(ref) / layout.MANIFEST).is_file():
-        return open_run(root, ref)
-    folder = layout.eval_dir(open_run(root, head).dir, tail)
-    if not (folder / layout.EVAL_SUMMARY).is_file():
-        raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder))
-    return folder
+    is_folder_of_runs = Path(head).is_dir() and not (Path(head) / layout.MANIFEST).is_file()
+    if head and not is_folder_of_runs and not (Path(ref) / layout.MANIFEST).is_file():
+        folder = layout.eval_dir((run := open_run(root, head)).dir, tail)
+        if (folder / layout.EVAL_SUMMARY).is_file():
+            return folder
+        names = [one.name for one in layout.eval_dirs(run.dir)]
+        raise StoreError(f"run `{head}` has no evaluation `{tail}`", where=str(folder), hint=listed(tail, names))
+    try:
+        return open_run(root, ref, trained=trained)
+    except StoreError as error:
+        names = {one.name: None for run in run_ids(root)[:MOST_CANDIDATES] for one in layout.eval_dirs(root / run)}
+        here = f"\n{shortened(listed(ref, names, 'evaluations of these, as RUN/NAME'), 400)}" if names else ""
+        raise StoreError(error.message, where=error.where, hint=f"{error.hint}{here}") from None
+
+
+def names_in(ref: str) -> list[str]:
+    """Return the runs or evaluations that `A1,A2,A3` names; a path may have a comma."""
+    names = [name for name in ref.split(",") if name]
+    return [ref] if Path(ref).exists() or not names else names
 
 
 def resume_run(

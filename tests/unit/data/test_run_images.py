@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.data.run_images import run_images
 from vlmrl.recipe.schema import Data
 from vlmrl.store import layout
+from vlmrl.store.media import write_shard
 from vlmrl.store.runs import Run, create_run
 from vlmrl.types import Media
 
@@ -59,6 +61,18 @@ def test_a_table_that_is_gone_is_told_once(run: Run, tmp_path: Path):
     images = run_images(run.dir)
     assert images.find(red) is None and images.find(blue) is None
     assert len([note for note in images.notes if "cannot be opened" in note]) == 1
+
+
+def test_evaluations_are_read_once_and_only_for_an_image_that_the_run_lacks(run: Run, monkeypatch: pytest.MonkeyPatch):
+    own, read = encode_png(Image.new("RGB", (6, 4), "white")), []
+    write_shard(run.dir / layout.MEDIA / "000000.arrow", [(hashlib.sha256(own).hexdigest(), own)])
+    layout.eval_dir(run.dir, "test-rows").mkdir(parents=True)
+    (layout.eval_dir(run.dir, "test-rows") / layout.EVAL_SUMMARY).touch()
+    monkeypatch.setattr("vlmrl.data.run_images.read_summary", lambda folder: read.append(folder) or {})
+    images = run_images(run.dir)
+    assert images.find(Media(hashlib.sha256(own).hexdigest(), 6, 4)) == own and read == []
+    assert images.find(Media("0" * 64, 6, 4)) is images.find(Media("1" * 64, 6, 4)) is None
+    assert [folder.name for folder in read] == ["test-rows"]
 
 
 def test_a_damaged_manifest_leaves_the_runs_own_media(run: Run):

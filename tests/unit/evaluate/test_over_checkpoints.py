@@ -94,6 +94,22 @@ def test_the_evaluations_of_a_run_are_grouped_by_their_rows(tmp_path: Path):
     assert (entries[0]["best"]["step"], entries[0]["best"]["value"]) == (1, 1.0)
 
 
+def test_evaluations_of_one_name_by_other_rewards_are_other_groups(tmp_path: Path):
+    rows = [row(f"p{i}", score=0.5) for i in range(4)]
+    with create_run(tmp_path, kind="rl", recipe_name="r") as run:
+        for step, name in ((1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")):
+            reward = {"name": name, "version": 1, "weights": {}}
+            folder = layout.eval_dir(run.dir, f"test-digits-step-{step:06d}")
+            write_evaluation(
+                folder, Evaluation(rows, summarise(rows)), {"step": step, "role": "test", "reward": reward}
+            )
+    entries = [(e["evaluation"], e["steps"]) for e in over_checkpoints(run) if e["metric"] == "accuracy"]
+    assert entries == [
+        ("test-digits, scored by a version 1, its own weights", [1, 2]),
+        ("test-digits, scored by b version 1, its own weights", [3, 4]),
+    ]
+
+
 def test_a_run_that_was_validated_on_test_rows_says_so(tmp_path: Path):
     run = run_with_steps(tmp_path, 1, "validated on the test split")
     (entry, _) = over_checkpoints(run)

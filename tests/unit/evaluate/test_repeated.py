@@ -177,6 +177,19 @@ def test_several_samples_of_rewards_that_read_answers_have_a_majority():
     assert not any(name.startswith("maj@") for name in summarise(without)["metrics"])
 
 
+def test_equal_rows_are_rows_of_their_own_and_no_further_samples():
+    # Three rows of two samples: p0 right and wrong, p1 right twice, and p0 again, wrong twice; the images are shared.
+    rows = [row("p0", sample=i, confidence=c) for i, c in enumerate([0.9, 0.1])]
+    rows += [row("p1", sample=i, confidence=0.9) for i in range(2)]
+    rows += [row("p0", sample=i, confidence=0.1) for i in range(2)]
+    metrics = summarise(rows)["metrics"]
+    assert {k: (m["value"], m["n"]) for k, m in metrics.items() if "@" in k} == {
+        "pass@1": (0.5, 3), "pass@2": (2 / 3, 3), "mean@2": (0.5, 3),
+    }  # fmt: skip
+    assert metrics["pass@2"]["clusters"] == 1 and summarise(rows)["prompts"] == 2
+    assert not any("@" in name for name in summarise([row("p0"), row("p0")])["metrics"]), "greedy, with one row twice"
+
+
 def test_the_differences_of_two_evaluations_are_over_prompts_at_the_k_that_both_have():
     after = [row("p0", sample=i, confidence=c) for i, c in enumerate([0.9, 0.1, 0.1, 0.1])]
     after += [row("p1", sample=i, confidence=c, images=("c",)) for i, c in enumerate([0.9, 0.9, 0.9, 0.1])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,10 @@ from vlmrl.evaluate.settings import (
     setting_difference,
     shared_values,
 )
+from vlmrl.report.evaluations import eval_columns, eval_tables
 from vlmrl.store import layout
 from vlmrl.store.manifest import new_attempt, update_manifest
-from vlmrl.store.runs import Run, create_run
+from vlmrl.store.runs import Run, create_run, open_run
 
 
 def test_mean_and_band_by_hand():
@@ -247,6 +249,21 @@ def test_a_run_of_other_rows_is_left_out_and_its_rows_are_the_reason(tmp_path: P
     ]
     apart = compare_settings(open_settings(tmp_path, ["a", "c", "d"]))
     assert apart["evaluations"] == [] and "not known" in apart["conclusion"]["text"]
+
+
+def test_runs_that_were_sampled_otherwise_are_told(tmp_path: Path):
+    for name, limit in (("a", 64), ("b", 64), ("c", 8)):
+        path = layout.eval_dir(scored_run(tmp_path, name, [1, 0] * 10, {"test": ONE}).dir, "test") / layout.EVAL_SUMMARY
+        summary = json.loads(path.read_text())
+        summary["meta"]["sampling"] = {"greedy": True, "max_new_tokens": limit}
+        path.write_text(json.dumps(summary))
+    assert compare_settings(open_settings(tmp_path, ["a,b", "b,a"]))["notes"] == []
+    (note,) = compare_settings(open_settings(tmp_path, ["a", "b", "c"]))["notes"]
+    assert note == "test: the runs were evaluated with different max_new_tokens"
+    columns = [c for name in "abc" for c in eval_columns(open_run(tmp_path, name), name, 0)[0]]
+    notes = [eval_tables(group)[0]["notes"] for group in (columns, columns[:2])]
+    told = "These were evaluated with different max_new_tokens."
+    assert told in notes[0] and told not in notes[1]
 
 
 def test_rows_in_common_of_all_runs_count(root: Path):

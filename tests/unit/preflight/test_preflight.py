@@ -318,7 +318,15 @@ def test_a_weight_of_a_part_that_never_comes_is_an_error(world):
 def test_a_template_with_an_unknown_name_is_an_error(world, tmp_path):
     (tmp_path / "ask.jinja").write_text("<image>{{ qestion }}")
     problem = the(world("data.0.prompt=ask.jinja").problems, "6 of 6 rows of `rows` (train) make no prompt")
-    assert "qestion" in str(problem.hint)
+    assert "qestion" in str(problem.hint) and "--sound" not in str(problem.hint)
+
+
+def test_rows_without_a_prompt_can_be_left_out_by_an_export(world, tmp_path):
+    rows = rows_of(tmp_path, "abcdef")
+    rows[2]["prompt"] = "no mark for its image <image><image>"
+    write(tmp_path / "rows.jsonl", rows)
+    problem = the(world().problems, "1 of 6 rows of `rows` (train) make no prompt")
+    assert "OUT --sound` writes the others" in str(problem.hint)
 
 
 @pytest.mark.slow

@@ -10,19 +10,22 @@ import pytest
 from evaluation_builders import row
 from reward_runs import make_pair_run
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import RewardError, StoreError
 from vlmrl.evaluate.metrics import summarise
 from vlmrl.evaluate.records import Evaluation, write_evaluation
+from vlmrl.reward_check.rescore import own_rewards
 from vlmrl.reward_check.responses import count_saved, is_evaluated
 from vlmrl.reward_check.scoring import SavedSample, open_saved
+from vlmrl.rewards import reward_record
 from vlmrl.store.runs import Run
+from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.types import Media
 
 ROWS = [row("p0"), row("p0", sample=1, score=None, error="boom", parts={}), row("p1", images=("c",), num_tokens=None)]
 
 
-def evaluated(run: Run, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
-    write_evaluation(run.dir / "eval" / name, Evaluation(rows, summarise(rows)), {"split": "test"})
+def evaluated(run: Run, name: str, rows: list[dict[str, Any]] = ROWS, **meta: Any) -> Path:
+    write_evaluation(run.dir / "eval" / name, Evaluation(rows, summarise(rows)), {"split": "test", **meta})
     return run.dir / "eval" / name / "rows.parquet"
 
 
@@ -70,6 +73,23 @@ def test_a_run_without_rollouts_has_the_responses_of_its_evaluations(tmp_path: P
     assert saved.evaluations == ["other", "test"] and len(saved.pick(range(9))) == 6
     with pytest.raises(StoreError, match="no saved rollouts in steps 1 to 1"):
         open_saved("last", tmp_path, steps=(0, 0))
+
+
+def test_an_evaluation_is_checked_with_the_reward_that_scored_it(tmp_path: Path) -> None:
+    run = make_pair_run(tmp_path)
+    other = load_reward("taxonomy", args={"levels": ["loop"], "partial": False})
+    meta = {"source": "digits", "reward": reward_record(other, {"answer": 1.0}), "reward_args": dict(other.args)}
+    chosen = own_rewards(open_saved(str(evaluated(run, "other", **meta)), tmp_path))["digits"]
+    assert (chosen.spec.args, chosen.weights, chosen.changed) == (other.args, {"answer": 1.0}, "")
+    of_run = open_saved(str(evaluated(run, "own")), tmp_path)
+    assert own_rewards(of_run)["digits"].spec.args == own_rewards(open_saved("last", tmp_path))["digits"].spec.args
+    evaluated(run, "third", **{**meta, "reward": reward_record(other, {"answer": 0.5})})
+    for file in run.rollout_files().values():
+        file.unlink()
+    saved = open_saved("last", tmp_path)
+    assert saved.notes[0].startswith("digits: evaluations by several rewards; name the rows of one: <run>/eval/")
+    with pytest.raises(RewardError, match="not recorded which reward"):
+        own_rewards(saved)
 
 
 def test_an_older_evaluation_lacks_prompts_and_columns(tmp_path: Path) -> None:

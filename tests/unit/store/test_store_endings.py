@@ -9,7 +9,8 @@ import pytest
 from store_builders import make_run
 
 from vlmrl.errors import CheckpointError, StoreError, exit_of
-from vlmrl.store import files
+from vlmrl.store import files, layout
+from vlmrl.store.lock import read_owner
 from vlmrl.store.manifest import MAX_ERROR_CHARS, Status, read_manifest, record_end
 from vlmrl.store.runs import open_run
 
@@ -24,6 +25,23 @@ def test_a_disk_too_full_for_the_manifest_does_not_hide_what_happened(tmp_path: 
         raise CheckpointError("the checkpoint of step 4 could not be saved")
     monkeypatch.undo()
     assert not run.writable and open_run(tmp_path, run.id).status == "killed", "its lock is given back"
+
+
+def test_a_run_on_a_full_disk_says_why_it_failed_in_the_room_that_its_lock_kept(tmp_path: Path, monkeypatch) -> None:
+    run, replace = make_run(tmp_path), files.os.replace
+    owner = read_owner(run.dir)
+
+    def full(*names: Path) -> None:
+        if (run.dir / layout.LOCK).stat().st_size > 4096:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert read_owner(run.dir) == owner, "still locked"
+        replace(*names)
+
+    with pytest.raises(StoreError, match="No space left"), run:
+        monkeypatch.setattr(files.os, "replace", full)
+        run.add_label("one more")
+    ended = open_run(tmp_path, run.id)
+    assert ended.status == "failed" and "No space left on device" in (ended.manifest.error or "")
 
 
 def test_a_failure_of_our_own_making_is_still_raised_where_the_run_ended_well(tmp_path: Path, monkeypatch) -> None:
