@@ -446,9 +446,13 @@ def check_weight_sizes(weights: Mapping[str, float], whose: str) -> None:
             )
 
 
-def check_some_weight(parts: Parts, weights: Mapping[str, float]) -> None:
-    """Raise a RewardError when the weights name none of the parts that were returned."""
-    if parts and not parts.keys() & weights.keys():
+def absent_parts(parts: Parts, weights: Mapping[str, float]) -> str:
+    """Return a note that names the weighted parts that were not returned; "" if all were.
+
+    Raises: RewardError when the weights name none of the parts that were returned.
+    """
+    absent = [name for name in weights if name not in parts]
+    if parts and absent and not parts.keys() & weights.keys():
         weighted, returned = ", ".join(weights), ", ".join(parts)
         if not any(value is not None for value in parts.values()):
             raise RewardError(
@@ -460,6 +464,7 @@ def check_some_weight(parts: Parts, weights: Mapping[str, float]) -> None:
             f"its weights name {weighted}, but the parts that it returned are: {returned}",
             hint="correct [reward.weights], or return a part of that name",
         )
+    return f"the reward returned no {', '.join(f'`{name}`' for name in absent)}: {ABSENT}" if absent else ""
 
 
 def _spread(shares: Mapping[str, float], parts: Parts, weights: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from vlmrl.errors import RewardError, listed
 from vlmrl.rewards.attempts import HINT, AttemptRule, Attempts, OutageError, Ranks, Waiting, outage_words
 from vlmrl.rewards.base import (
-    ABSENT,
     NO_PLACE,
     NOT_FINITE,
     Member,
@@ -26,8 +25,8 @@ from vlmrl.rewards.base import (
     RewardSpec,
     Service,
     ServicePlace,
+    absent_parts,
     check_parts,
-    check_some_weight,
     check_weight_sizes,
     combine,
     counting_weights,
@@ -156,10 +155,8 @@ class _Reward:
         try:
             parts = check_parts(result.parts, self.spec.ranges)
             weights = counting_weights(parts, self.weights)
-            if absent := [name for name in weights if name not in parts]:
-                check_some_weight(parts, weights)
-                said = f"the reward returned no {', '.join(f'`{name}`' for name in absent)}: {ABSENT}"
-                note = f"{note}; {said}" if note else said
+            if absent := absent_parts(parts, weights):
+                note = f"{note}; {absent}" if note else absent
             value = combine({**dict.fromkeys(weights), **parts}, weights)[0]
             return Score(value, parts, note, detail=detail, artifacts=result.artifacts, files=result.files)
         except RewardError as error:

@@ -227,7 +227,8 @@ def paid(texts: Sequence[str], scores: Sequence[Score], prompt: str = "") -> tup
 def searched(name: str, texts: Sequence[str], scores: Sequence[Score], where: str) -> list[Problem]:
     """Return a warning if a longer, wrong answer earns what the right one in it does.
 
-    Args: texts: all responses of `trial_of`, with their `scores`.
+    Args:
+        texts: all responses of `trial_of`, with their `scores`.
     """
     third = len(scores) // 3
     for i in range(third):

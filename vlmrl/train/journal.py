@@ -134,7 +134,8 @@ def sync_speed(generator: Generator) -> dict[str, float]:
 class Clock:
     """Stopwatch of a step: adds up the seconds of each part, `with clock("rollout"): ...`.
 
-    Args: step: the step, counted from 0; messages of hangs and killed ranks count from 1, as the step lines do.
+    Args:
+        step: the step, counted from 0. Messages of hangs and killed ranks count from 1, as the step lines do.
     """
 
     def __init__(self, step: int) -> None:
