@@ -230,7 +230,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was_and_gives_the_same_bytes(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "rows.parquet", slow_rows(), group=4)
-    subprocess.run(command(tmp_path / "whole", source), check=True, capture_output=True, timeout=120)
+    prepare(tmp_path / "whole", "whale", source)
     run = subprocess.Popen(command(tmp_path / "killed", source), stderr=subprocess.PIPE, start_new_session=True)
     work = tmp_path / ".killed.building" / "work"
     wait_for(lambda: len(list(work.glob("rows-*.jsonl"))) >= 3, run)

@@ -300,9 +300,7 @@ def test_metrics_of_each_source() -> None:
     assert mean_per_source(many)(np.ones(21, dtype=np.int64)) == {}
 
 
-def test_the_task_is_for_prepared_rows_and_knows_them() -> None:
-    with pytest.raises(DataError, match="needs a prepared dataset"):
-        make_task("figures", {"style": "table", "path": "rows.jsonl"})
+def test_the_task_knows_its_rows() -> None:
     truth = make_truth("<svg/>", 10, 20, "a")
     task = make_task("figures", {})
     assert task.kind is not None and kind_of(truth) is task.kind and task.reward == "svg"

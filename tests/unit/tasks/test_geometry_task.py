@@ -105,11 +105,6 @@ def test_a_truth_without_an_answer_or_with_a_solution_without_a_box_is_refused()
     assert len(validate({"answer": 5})) == 1
 
 
-def test_a_table_that_was_not_prepared_is_refused() -> None:
-    with pytest.raises(DataError, match="prepared"):
-        make_task("geometry3k", {"style": "own", "path": "rows.parquet"})
-
-
 def test_the_text_of_mm_math_states_the_values_and_its_figure_shows_none(tmp_path: Path) -> None:
     path = made(MM_MATH, tmp_path / "drawn", synthetic=20, topics="angles", width=224)
     rows = list(open_dataset(Data(path=str(path))).rows("train"))

@@ -362,9 +362,7 @@ def test_attacks_of_the_task_earn_less_than_the_truth() -> None:
             assert combine(parts, REWARD.weights)[0] <= 0.1 + 1e-9, attack.name
 
 
-def test_a_table_that_was_not_prepared_is_refused() -> None:
-    with pytest.raises(DataError, match="prepared dataset"):
-        make_task("we_math", {"style": "TRL", "path": "rows.jsonl"})
+def test_a_truth_names_a_step_and_a_trace_of_the_direct_variant_has_no_thought() -> None:
     assert make_task("we_math", {}).validate({"answer": "B", "options": OPTIONS, "set": "s", "step": "9"})
     row = Row("r", "s", "we_math", {"answer": "B", "options": OPTIONS}, (), {})
     direct = make_task("we_math", {}, "direct")
