@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from task_tables import prepare
+from task_tables import checks_of, prepare
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -322,7 +322,7 @@ def test_sets_that_are_not_whole_are_noted(tmp_path: Path) -> None:
 
     def note(rows: list[dict[str, Any]], name: str) -> str:
         made = prepared_from(tmp_path, train, rows, out=tmp_path / name)
-        return "".join(c["finding"] for c in made.info["doctor"]["checks"] if c["check"] == "sets")
+        return checks_of(made.info).get("sets", ("", ""))[1]
 
     assert note(whole, "whole") == ""
     assert "1 of 1 sets lack a sub-problem or the whole, such as '2steps_1'" in note(whole[:2], "lacking")
