@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -392,8 +393,12 @@ def test_rows_of_v_star_have_options_and_categories(tmp_path: Path) -> None:
     assert score_crop(RewardInput(GOOD.format("(B)"), rows[1].truth))["accuracy"] == 1.0
 
 
-def test_a_row_without_a_question_is_left_out_in_words(tmp_path: Path) -> None:
+def test_a_row_without_a_question_or_with_a_value_that_json_lacks_is_wrong(tmp_path: Path) -> None:
     broken = [{**row, "extra_info": {**row["extra_info"], "question": ""}} for row in deepeyes_rows()]
     pq.write_table(pa.Table.from_pylist(broken), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="the question is"):
+        prepare("crop", tmp_path, tmp_path / "rows.parquet", validation_rows=0)
+    unkept = [{**row, "data_source": math.nan} for row in deepeyes_rows()]
+    pq.write_table(pa.Table.from_pylist(unkept), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="train row 0: the row cannot be stored as JSON"):
         prepare("crop", tmp_path, tmp_path / "rows.parquet", validation_rows=0)
