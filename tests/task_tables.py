@@ -36,6 +36,11 @@ def sizes_of(info: Any) -> dict[str, int]:
     return {split: facts["rows"] for split, facts in info["splits"].items()}
 
 
+def checks_of(info: Any) -> dict[str, tuple[str, str]]:
+    """Return check of the data doctor -> (verdict, finding); `info`: dataset.json."""
+    return {one["check"]: (one["verdict"], one["finding"]) for one in info["doctor"]["checks"]}
+
+
 def picture_table(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
     """Write a table as RefCOCO's annotations are published: a JSON list with paths of images of 640 x 480 pixels."""
     for number, row in enumerate(rows):

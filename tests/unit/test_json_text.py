@@ -38,7 +38,7 @@ OWN_MESSAGES = {
 SCRATCH = {
     "data/table_pieces.py",
     "data/image_scan.py",
-    "tasks/checked_rows.py",
+    "tasks/table_rows.py",
 }
 """Files that read what the same command wrote into a folder for its own use."""
 CAUGHT = {"recipe/imports/read.py"}

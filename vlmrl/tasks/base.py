@@ -428,7 +428,7 @@ def prepared_task(
     if "style" in info:
         raise DataError(
             f"task `{name}` needs a prepared dataset, not a table",
-            hint=f"make one: `vlmrl prep {name} {info.get('path', 'SOURCE')}`",
+            hint=f"make one: `vlmrl prep {name} {info['entry']['path']}`",
         )
     folder = Path(__file__).parent
     fields = {"template_file": f"tasks/{template}", **fields}

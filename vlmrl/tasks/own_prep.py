@@ -96,7 +96,7 @@ def prepare_own(
     if task.prep is None:
         raise no_prep(task.name)
     args = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    _require_kept(args, f"the options of `prep` of `{task.name}`")
+    require_kept(args, f"the options of `prep` of `{task.name}`")
     refuse_other(out, args, force=limits.force)
     splits = _watched(task, lambda: task.prep and task.prep(**options))
     if not isinstance(splits, Mapping) or not splits:
@@ -248,10 +248,10 @@ def _check_row(row: NewRow, where: str) -> None:
     if not is_named:
         hint = f"a text on one line, of at most {MOST_ID_CHARS} characters"
         raise DataError(f"the `id` of a row of `prep` is {quoted(row.id)}", where=where, hint=hint)
-    _require_kept([dict(row.truth), dict(row.columns)], "a row of `prep`", where)
+    require_kept([dict(row.truth), dict(row.columns)], "a row of `prep`", where)
 
 
-def _require_kept(value: Any, what: str, where: str | None = None) -> None:
+def require_kept(value: Any, what: str, where: str | None = None) -> None:
     """Raise a DataError unless a value can be written as JSON in UTF-8."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()

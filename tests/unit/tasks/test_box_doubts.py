@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_tables import picture_table, prepare
+from task_tables import checks_of, picture_table, prepare
 
 from vlmrl.rewards.boxes.planes import Box, convert, plane_of
 from vlmrl.tasks.perception.truth import space_doubts
@@ -56,7 +56,7 @@ def test_few_boxes_are_not_doubted_unless_they_are_units() -> None:
 def test_the_doctor_of_a_new_dataset_says_it(tmp_path: Path) -> None:
     rows = [{"normal_caption": f"the cat {n}", "solution": [0.1, 0.2, 0.5, 0.9]} for n in range(8)]
     made = prepare("grounding", tmp_path, picture_table(tmp_path, rows), truth_space="pixels", validation_rows=0)
-    (check,) = (one for one in made.info["doctor"]["checks"] if one["check"] == "space of the boxes")
-    assert check["verdict"] == "bad" and "Are they in the space unit (--truth-space unit)?" in check["finding"]
+    verdict, finding = checks_of(made.info)["space of the boxes"]
+    assert verdict == "bad" and "Are they in the space unit (--truth-space unit)?" in finding
     right = prepare("grounding", tmp_path, picture_table(tmp_path, rows), truth_space="unit", out=tmp_path / "right")
-    assert "space of the boxes" not in {one["check"] for one in right.info["doctor"]["checks"]}
+    assert "space of the boxes" not in checks_of(right.info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -165,40 +166,41 @@ def test_an_unknown_space_is_refused() -> None:
         Zoom(space="stored pixels")
 
 
-def source(tmp_path: Path, task: str | None = None, variant: str | None = None, **environment: Any) -> Any:
-    prepare("crop", tmp_path, synthetic=20, side=224, seen=56, places=2)
-    data = Data(path=str(tmp_path / "out"), task=task or "crop", variant=variant)
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare("crop", tmp_path_factory.mktemp("drawn"), synthetic=20, side=224, seen=56, places=2).path
+
+
+def source(path: Path, task: str = "crop", variant: str | None = None, **environment: Any) -> Any:
+    data = Data(path=str(path), task=task, variant=variant)
     data._environment = Environment(**environment)
     return open_source(data, Reward())
 
 
-def test_a_tasks_own_environment_gets_its_space_and_no_truth(tmp_path: Path) -> None:
-    own = source(tmp_path, variant="seen_direct", name=":Zoom", args={"least_side": 5})
+def test_a_tasks_own_environment_gets_its_space_and_no_truth(drawn: Path) -> None:
+    own = source(drawn, variant="seen_direct", name=":Zoom", args={"least_side": 5})
     assert own.environment.user.args == {"space": "seen", "least_side": 5}
     facts = own.environment.facts(own.rows[0], own.repeats)
     assert facts == {"tools": ["zoom"], "given": [], "kept_back": list(dict.fromkeys(sorted(own.rows[0].truth)))}
-    assert source(tmp_path, name=":Zoom", args={"space": "unit"}).environment.user.args == {"space": "unit"}
+    assert source(drawn, name=":Zoom", args={"space": "unit"}).environment.user.args == {"space": "unit"}
 
 
-def test_a_users_task_names_an_environment_in_its_file(tmp_path: Path) -> None:
+def test_a_users_task_names_an_environment_in_its_file(drawn: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from vlmrl import Task\nfrom vlmrl.environments.base import Start\n\n"
         'def task(info):\n    return Task("own", "", "<image>?", profiles={"default": (":score", {})})\n\n'
         'def look(start: Start):\n    """Show it."""\n    return start.images[0]\n\n'
         "def score(x):\n    return 1.0\n"
     )
-    own = source(tmp_path, task=f"{tmp_path}/own.py:task", name=":look")
+    own = source(drawn, f"{tmp_path}/own.py:task", name=":look")
     assert [tool["function"]["name"] for tool in own.environment.of(own.rows[0]).tools] == ["look"]
     with pytest.raises(RewardError, match="has no `other`"):
-        source(tmp_path, task=f"{tmp_path}/own.py:task", name=":other")
+        source(drawn, f"{tmp_path}/own.py:task", name=":other")
 
 
-def test_a_task_without_environments_says_so(tmp_path: Path) -> None:
-    prepare("counting", tmp_path, synthetic=20)
-    data = Data(path=str(tmp_path / "out"), task="counting")
-    data._environment = Environment(name=":Zoom")
+def test_a_task_without_environments_says_so(drawn: Path) -> None:
     with pytest.raises(RecipeError, match="task `counting` has no environments of its own"):
-        open_source(data, Reward())
+        source(drawn, "counting", name=":Zoom")
 
 
 ONE_CALL = (Turn("assistant", "c", calls=(Call("zoom"),)), Turn("tool", "image 1"))
@@ -391,8 +393,12 @@ def test_rows_of_v_star_have_options_and_categories(tmp_path: Path) -> None:
     assert score_crop(RewardInput(GOOD.format("(B)"), rows[1].truth))["accuracy"] == 1.0
 
 
-def test_a_row_without_a_question_is_left_out_in_words(tmp_path: Path) -> None:
+def test_a_row_without_a_question_or_with_a_value_that_json_lacks_is_wrong(tmp_path: Path) -> None:
     broken = [{**row, "extra_info": {**row["extra_info"], "question": ""}} for row in deepeyes_rows()]
     pq.write_table(pa.Table.from_pylist(broken), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="the question is"):
+        prepare("crop", tmp_path, tmp_path / "rows.parquet", validation_rows=0)
+    unkept = [{**row, "data_source": math.nan} for row in deepeyes_rows()]
+    pq.write_table(pa.Table.from_pylist(unkept), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="train row 0: the row cannot be stored as JSON"):
         prepare("crop", tmp_path, tmp_path / "rows.parquet", validation_rows=0)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from shape_regions import extent_of
 
-from vlmrl.errors import DataError, RewardError
+from vlmrl.errors import RewardError
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES, Box, Plane
 from vlmrl.rewards.boxes.reading import Coordinates
-from vlmrl.tasks import kind_of, make_task
+from vlmrl.tasks import kind_of
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.perception.answer import Detection, Settings, read_answer, write_answer
 from vlmrl.tasks.perception.probe_responses import saved_marks
@@ -427,7 +427,5 @@ def test_the_picture_of_a_score_has_all_boxes() -> None:
     assert dict(spec.fn(RewardInput("", CATS)).parts)["detection"] == 0.0  # type: ignore[union-attr]
 
 
-def test_a_table_that_was_not_prepared_is_refused() -> None:
-    with pytest.raises(DataError, match="vlmrl prep detection table"):
-        make_task("detection", {"style": "own", "path": "table.jsonl"})
+def test_a_truth_has_a_kind_with_or_without_objects() -> None:
     assert kind_of(CATS).probe is not None and kind_of(NO_CATS).probe is not None

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pair_tables import composite, photo, table_rows, write_parquet
+from task_tables import checks_of
 
 from vlmrl.data.image_scan import write_shards
 from vlmrl.data.images import decode_image
@@ -19,7 +21,7 @@ from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.tasks import dataset_assembly
-from vlmrl.tasks.dataset_assembly import Limits, OnOverlong
+from vlmrl.tasks.dataset_assembly import Limits, OnOverlong, Prepared, is_few, leave_out
 from vlmrl.tasks.source import open_source
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS
 from vlmrl.tasks.taxonrl.prepare import prepare_domain, published
@@ -27,12 +29,10 @@ from vlmrl.tasks.taxonrl.prepare import prepare_domain, published
 ONE = Limits(workers=1)
 
 
-def prepare(out: Path, domain: str, source: Path | str, limits: Limits = ONE, force: bool = False, **more: Any):
+def prepare(
+    out: Path, domain: str, source: Path | str, limits: Limits = ONE, force: bool = False, **more: Any
+) -> Prepared:
     return prepare_domain(domain, str(source), out=out, **more, limits=replace(limits, force=force))
-
-
-def checks(made: Any) -> dict[str, tuple[str, str]]:
-    return {one["check"]: (one["verdict"], one["finding"]) for one in made.info["doctor"]["checks"]}
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -50,7 +50,7 @@ def test_published_rows_become_typed_truth_that_writes_the_published_text_back(t
         assert [dataset.image_bytes(media) for media in row.media] == [one["bytes"] for one in source["images"]]
         assert row.columns["problem"] == source["problem"] and row.truth["ground_truth"] is None
     assert made.info["truth_fields"] == list(DOMAINS[domain].field_names)
-    assert checks(made)["validation split"] == ("ok", "the source's own")
+    assert checks_of(made.info)["validation split"] == ("ok", "the source's own")
     source = open_source(Data(path=str(tmp_path / "out"), split="test"), Reward())
     assert source.task.variant == (DOMAINS[domain].variant(DOMAINS[domain].main or "baseline").name)
     assert "<image>" in source.messages(source.rows[0])[-1].content
@@ -147,7 +147,94 @@ def test_every_wrong_row_is_listed_with_its_number_and_left_out(tmp_path: Path, 
         if kind == "parquet" or number not in (14, 17):  # base64 that is no image is taken for a path
             assert reason in told, (number, told)
     assert made.info["splits"]["train"]["rows"] == 60 - len(wrong)
-    assert checks(made)["rows that are wrong"] == ("look", "13 of 60 rows (21.67%) left out: dropped.jsonl")
+    assert checks_of(made.info)["rows that are wrong"] == ("look", "13 of 60 rows (21.67%) left out: dropped.jsonl")
+
+
+def from_rows(folder: Path, domain: str, rows: list[dict[str, Any]], **more: Any) -> Prepared:
+    source = write_parquet(folder / "rows.parquet", rows)
+    return prepare(folder / "out", domain, source, validation_pairs=0, **more)
+
+
+def test_a_row_that_is_wrong_is_told_what_would_be_right(tmp_path: Path) -> None:
+    rows = table_rows("gorilla", 40)
+    rows[1]["answer_im"] = "0;Silverbeck;Infant"
+    rows[2]["answer_im"] = "0;sameGenus;G0;F0;O0;G1;F0;O0"
+    rows[3]["answer"] = rows[3]["answer_im"] = "0.7"
+    rows[4]["images"] = [*rows[4]["images"], rows[5]["images"][0]]
+    rows[6]["images"][1] = {"bytes": b"<html>", "path": "found/on\x1b[31m.jpg"}
+    rows[7]["images"][0] = {"bytes": None, "path": "data:text/html,hello"}
+    made = from_rows(tmp_path, "gorilla", rows, max_bad=0.2)
+    listed = {one["origin"]: one["reason"] for one in map(json.loads, (made.path / "dropped.jsonl").open())}
+    assert listed.keys() == {f"train row {number}" for number in (1, 2, 3, 4, 6, 7)}
+    assert "unknown type 'Silverbeck' (known: Silverback, Blackback, Adult female" in listed["train row 1"]
+    assert listed["train row 2"].endswith("(it has as many fields as the layout bird)")
+    assert "the reward `taxonrl` scores such rows as they are" in listed["train row 3"]
+    assert listed["train row 4"] == "3 images, not 2"
+    assert listed["train row 6"].startswith(r"image 2: 'found/on\x1b[31m.jpg': not an image in a known format")
+    assert listed["train row 7"] == "image 1: the data URI 'data:text/html,hello' is not an image in base64"
+
+
+def test_names_that_only_some_rows_know_are_counted(tmp_path: Path) -> None:
+    rows = table_rows("chimp", 20)
+    for row in rows[:5]:
+        row["answer_im"] = None
+    rows[5]["answer_im"] = rows[5]["answer"] + ";Adult;;Adult;Male"
+    made = from_rows(tmp_path, "chimp", rows)
+    # 20 rows, 5 without names: 15 know both ages; one of these knows one gender alone: 14 know both
+    verdict, told = checks_of(made.info)["names in the truth"]
+    assert verdict == "look" and told.startswith("of 20 rows age_group in 15, gender in 14; ")
+    assert made.info["truth_fields"] == ["age_group", "gender"]
+
+
+def all_of_another_domain(rows: list[dict[str, Any]]) -> None:
+    for row, other in zip(rows, table_rows("chimp", len(rows)), strict=True):
+        row |= {"answer": other["answer"], "answer_im": other["answer_im"]}
+
+
+def few(rows: list[dict[str, Any]]) -> None:
+    for row in rows[:3]:
+        row["problem"] = None
+
+
+def no_image(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row["images"] = []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "max_bad", "told", "hint"),
+    [
+        (few, 0.01, r"3 of 40 rows \(7.5%\) are wrong, more than --max-bad 0.01", "--max-bad 0.08 leaves them out"),
+        (all_of_another_domain, 0.5, "all 40 rows are wrong", "are these rows of the domain `sea_star`"),
+        (no_image, 1, "all 40 rows are wrong", "--images-root"),
+    ],
+)
+def test_too_many_wrong_rows_are_told_with_the_next_step(
+    tmp_path: Path, spoil: Callable[[list[dict[str, Any]]], None], max_bad: float, told: str, hint: str
+) -> None:
+    rows = table_rows("sea_star", 40)
+    spoil(rows)
+    with pytest.raises(DataError, match=told) as caught:
+        from_rows(tmp_path, "sea_star", rows, max_bad=max_bad)
+    assert hint in str(caught.value.hint) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("total", [100, 1000, 977])
+def test_the_share_that_is_named_is_enough(total: int) -> None:
+    for bad in range(1, total):
+        named = float(leave_out(bad, total).split()[1])
+        assert is_few(bad, total, named) and (named < 0.02 or not is_few(bad, total, round(named - 0.01, 2)))
+
+
+def test_a_path_is_named_with_what_is_wrong_with_its_file(tmp_path: Path) -> None:
+    rows = table_rows("whale", 20)
+    for number, row in enumerate(rows):
+        row["images"] = [f"{number}-{side}.jpg" for side in (0, 1)]
+        for side, name in enumerate(row["images"]):
+            (tmp_path / name).write_bytes(photo(2 * number + side))
+    (tmp_path / "4-1.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train row 4: image 2: '4-1\.jpg': an empty file \(0 bytes\)"):
+        from_rows(tmp_path, "whale", rows)
 
 
 def test_a_repeated_row_is_kept_once(tmp_path: Path) -> None:
@@ -162,10 +249,10 @@ def test_a_repeated_row_is_kept_once(tmp_path: Path) -> None:
 def test_a_validation_split_is_cut_off_where_there_is_none(tmp_path: Path) -> None:
     made = prepare(tmp_path / "out", "whale", write_parquet(tmp_path / "rows.parquet", table_rows("whale", 80)))
     assert {split: fields["rows"] for split, fields in made.info["splits"].items()} == {"train": 72, "validation": 8}
-    verdict, told = checks(made)["validation split"]
+    verdict, told = checks_of(made.info)["validation split"]
     assert verdict == "look" and "8 rows cut off train, which share no image with it" in told
     none = prepare(tmp_path / "b", "whale", tmp_path / "rows.parquet", validation_pairs=0)
-    assert "do not choose checkpoints on the test split" in checks(none)["validation split"][1]
+    assert "do not choose checkpoints on the test split" in checks_of(none.info)["validation split"][1]
 
 
 def long_rows(tmp_path: Path) -> Path:
@@ -193,7 +280,7 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
     assert "--on-overlong resize" in str(caught.value.hint) and not (tmp_path / "a").exists()
     dropped = made("b", "drop")
     assert dropped.info["splits"]["train"]["rows"] == 15 and dropped.info["counts"]["dropped"] == 5
-    assert "5 rows over 1,000 tokens were dropped" in checks(dropped)["prompts over the limit"][1]
+    assert "5 rows over 1,000 tokens were dropped" in checks_of(dropped.info)["prompts over the limit"][1]
     with pytest.raises(
         DataError, match=r"every row of train and validation is over --max-prompt-tokens 50; nothing was written"
     ):
@@ -202,7 +289,7 @@ def test_rows_over_the_limit_fail_or_are_dropped_or_made_smaller_and_counted(tmp
     smaller = made("c", "resize")
     assert smaller.info["splits"]["train"]["rows"] == 20
     assert smaller.info["doctor"]["prompt_tokens"]["train"]["max"] <= 1000
-    assert "5 rows were over 1,000 tokens: 10 images shrunk" in checks(smaller)["prompts over the limit"][1]
+    assert "5 rows were over 1,000 tokens: 10 images shrunk" in checks_of(smaller.info)["prompts over the limit"][1]
     dataset = open_dataset(Data(path=str(smaller.path)))
     sizes = {decode_image(dataset.image_bytes(media)).size for row in dataset.rows("train") for media in row.media}
     assert (280, 280) in sizes and (800, 800) not in sizes and len(sizes) == 2
@@ -230,7 +317,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was_and_gives_the_same_bytes(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "rows.parquet", slow_rows(), group=4)
-    subprocess.run(command(tmp_path / "whole", source), check=True, capture_output=True, timeout=120)
+    prepare(tmp_path / "whole", "whale", source)
     run = subprocess.Popen(command(tmp_path / "killed", source), stderr=subprocess.PIPE, start_new_session=True)
     work = tmp_path / ".killed.building" / "work"
     wait_for(lambda: len(list(work.glob("rows-*.jsonl"))) >= 3, run)

@@ -79,14 +79,6 @@ def test_a_variant_that_does_not_exist_is_named_with_the_nearest() -> None:
         make_task("pairs", {"levels": ["a"]}).profile("taxonrl")
 
 
-def test_a_table_that_was_not_prepared_is_refused_with_the_command(tmp_path: Path) -> None:
-    table = tmp_path / "rows.jsonl"
-    table.write_text('{"problem": "<image><image>Same?", "answer": "1"}\n')
-    with pytest.raises(DataError, match="task `fungi` needs a prepared dataset") as caught:
-        open_source(Data(path=str(table), task="fungi"), Reward())
-    assert "vlmrl prep fungi" in str(caught.value.hint)
-
-
 def test_known_fields_are_those_that_some_row_knows() -> None:
     truths = [{"age_group": [None, "Adult"], "gender": None}, {"age_group": ["Adult", "Infant"], "gender": ["F", None]}]
     assert known_fields(DOMAINS["chimp"], truths) == ["age_group"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import Done, this_process
-from task_tables import rows_of, sizes_of
+from task_tables import checks_of, rows_of, sizes_of
 
 from vlmrl.data.images import decode_image
 from vlmrl.data.open_dataset import open_dataset
@@ -61,10 +61,6 @@ def codes(dataset: Prepared, split: str) -> list[str]:
 
 def counts(dataset: Prepared, source: str) -> dict[str, Any]:
     return dataset.info["source"]["sources"][source]
-
-
-def check(dataset: Prepared, name: str) -> tuple[str, str]:
-    return next((c["verdict"], c["finding"]) for c in dataset.info["doctor"]["checks"] if c["check"] == name)
 
 
 def test_the_first_rows_of_a_split_stand_for_all_sources(tmp_path: Path) -> None:
@@ -116,10 +112,10 @@ def test_copies_are_kept_once_and_no_figure_of_a_benchmark_is_in_train(tmp_path:
     assert counts(dataset, "one")["duplicates"] == 2 and counts(dataset, "second")["duplicates"] == 4
     assert counts(dataset, "held (bench)")["duplicates"] == 1
     assert dataset.info["source"]["leaks"] == {"held": 4}
-    assert check(dataset, "leakage") == ("look", "figures taken out of train and validation: 4 of held")
+    assert checks_of(dataset.info)["leakage"] == ("look", "figures taken out of train and validation: 4 of held")
     assert (
-        "22 rows: 12 train, 5 validation; left out:" in check(dataset, "source one")[1]
-        and "3 of held-out sets" in check(dataset, "source one")[1]
+        "22 rows: 12 train, 5 validation; left out:" in checks_of(dataset.info)["source one"][1]
+        and "3 of held-out sets" in checks_of(dataset.info)["source one"][1]
     )
     dropped = [json.loads(line) for line in (dataset.path / "dropped.jsonl").read_text().splitlines()]
     assert len(dropped) == 11
@@ -130,7 +126,7 @@ def test_copies_are_kept_once_and_no_figure_of_a_benchmark_is_in_train(tmp_path:
 def test_a_clean_dataset_says_that_nothing_leaks(tmp_path: Path) -> None:
     bench = write_figures(tmp_path / "bench", range(50, 55))
     dataset = prepared(tmp_path, svg=[str(write_figures(tmp_path / "one", range(9)))], bench=[str(bench)])
-    assert check(dataset, "leakage") == ("ok", "no figure of bench is in train or validation")
+    assert checks_of(dataset.info)["leakage"] == ("ok", "no figure of bench is in train or validation")
 
 
 def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Path) -> None:
@@ -148,7 +144,7 @@ def test_datasets_that_are_used_together_hold_out_the_same_figures(tmp_path: Pat
     assert dataset.info["source"]["leaks"] == {"sft@test": 2, "bench2": 1}
     assert dataset.info["source"]["moved_to_train"] > 0
     assert dataset.info["source"]["trained_elsewhere"] == {"sft@train": 1}
-    assert check(dataset, "leakage") == ("bad", "figures of the test split: 1 are trained on in sft@train")
+    assert checks_of(dataset.info)["leakage"] == ("bad", "figures of the test split: 1 are trained on in sft@train")
     shown = this_process("data", "doctor", str(dataset.path), "--workers", "1", "--json", cwd=tmp_path).json
     assert shown["doctor"]["checks"] == dataset.info["doctor"]["checks"]  # the other dataset need not be there
     with pytest.raises(DataError, match="not a dataset of figures"):
@@ -174,7 +170,9 @@ def test_sources_are_mixed_and_each_is_counted(tmp_path: Path) -> None:
     assert counts(dataset, "s1") | {"rows": 0} == {
         "rows": 0, "kept": {"train": 1}, "dropped": {}, "duplicates": 0, "leaks": 0, "drawn": 0, "doubtful": 0,
     }  # fmt: skip
-    assert counts(dataset, "s0")["doubtful"] == 1 and "differ from the drawing" in check(dataset, "source s0")[1]
+    assert (
+        counts(dataset, "s0")["doubtful"] == 1 and "differ from the drawing" in checks_of(dataset.info)["source s0"][1]
+    )
     assert counts(dataset, "icons")["dropped"] == {"few basic shapes": 1}
     assert {row.truth["data_source"] for row in rows_of(dataset, "test")} == {"plots"}
     assert dataset.info["args"]["sources"][0] == "svg icons=icons"
@@ -300,9 +298,7 @@ def test_metrics_of_each_source() -> None:
     assert mean_per_source(many)(np.ones(21, dtype=np.int64)) == {}
 
 
-def test_the_task_is_for_prepared_rows_and_knows_them() -> None:
-    with pytest.raises(DataError, match="needs a prepared dataset"):
-        make_task("figures", {"style": "table", "path": "rows.jsonl"})
+def test_the_task_knows_its_rows() -> None:
     truth = make_truth("<svg/>", 10, 20, "a")
     task = make_task("figures", {})
     assert task.kind is not None and kind_of(truth) is task.kind and task.reward == "svg"

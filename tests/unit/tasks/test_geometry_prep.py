@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import task_tables
 from PIL import Image
-from task_tables import rows_of, sizes_of
+from task_tables import checks_of, rows_of, sizes_of
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -82,8 +82,8 @@ def test_mayes_folder_keeps_its_splits_answers_and_images(tmp_path: Path) -> Non
     assert train[0].columns["problem"] == "<image>Find $x$ (a 0)."
     dataset = open_dataset(Data(path=str(prepared.path)))
     assert dataset.image_bytes(train[2].media[0]) == (source / "images" / "a_2.png").read_bytes()
-    (note,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "answers"]
-    assert "1 rows spell another answer" in note["finding"] and "train line 6" in note["finding"]
+    finding = checks_of(prepared.info)["answers"][1]
+    assert "1 rows spell another answer" in finding and "train line 6" in finding
 
 
 def test_the_same_folder_gives_the_same_dataset_and_no_path_is_kept(tmp_path: Path) -> None:
@@ -135,8 +135,7 @@ def test_wrong_rows_are_left_out_on_request_and_listed(tmp_path: Path) -> None:
     assert prepared.info["splits"]["train"]["rows"] == 4
     listing = (prepared.path / "dropped.jsonl").read_text().splitlines()
     assert [json.loads(line)["origin"] for line in listing] == ["train line 2", "train line 6"]
-    (note,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "rows that are wrong"]
-    assert note["finding"].startswith("2 of 11 rows")
+    assert checks_of(prepared.info)["rows that are wrong"][1].startswith("2 of 11 rows")
 
 
 def hub_table(path: Path, rows: Sequence[Fields]) -> Path:

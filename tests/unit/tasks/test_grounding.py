@@ -20,7 +20,7 @@ from vlmrl.recipe.schema import Data, Reward
 from vlmrl.reward_check.probe import probe_reward
 from vlmrl.rewards.base import UNSCORED, combine
 from vlmrl.rewards.boxes.planes import SPACES
-from vlmrl.tasks import kind_of, make_task
+from vlmrl.tasks import kind_of
 from vlmrl.tasks.builtin_rewards import load_reward
 from vlmrl.tasks.perception.reward import box_iou
 from vlmrl.tasks.perception.rows import FRAME, SINGLE, USUAL, Drawing, drawn_rows
@@ -346,8 +346,6 @@ def test_options_that_cannot_be_used(tmp_path: Path) -> None:
     for options in ({"truth_space": "seen"}, {"asks": "colour"}, {"box_order": "xxyy"}):
         with pytest.raises(VlmrlError, match=next(iter(options.values()))):
             prepare("grounding", tmp_path, synthetic=20, **options)
-    with pytest.raises(DataError, match="vlmrl prep grounding table"):
-        make_task("grounding", {"style": "own", "path": "table.jsonl"})
 
 
 def test_a_stored_image_that_was_shrunk_keeps_its_truth() -> None:

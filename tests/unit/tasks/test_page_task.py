@@ -360,6 +360,9 @@ def test_tables_as_design2code_and_websight_publish_them(tmp_path: Path) -> None
     assert write_answer(rows["Remark"].truth["html"]).startswith("```html\n<!-- a remark")
     again = prepare("page", tmp_path, source, **{**options, "out": tmp_path / "few", "max_rows": 2})
     assert sizes_of(again.info) == {"train": 2, "test": 2}
+    wrong = table(tmp_path / "wrong.parquet", [PAGE, "no HTML"])  # of train, which is drawn last
+    with pytest.raises(DataError, match="1 of 4 rows are wrong"):
+        prepare("page", tmp_path, wrong, **{**options, "out": tmp_path / "wrong"})
 
 
 @pytest.mark.parametrize(

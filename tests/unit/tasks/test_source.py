@@ -14,6 +14,7 @@ from vlmrl.data.images import encode_png
 from vlmrl.errors import DataError, RecipeError, RewardError, VlmrlError
 from vlmrl.recipe.schema import Data, Reward
 from vlmrl.rewards.base import NO_REWARD
+from vlmrl.tasks import TASKS
 from vlmrl.tasks.source import open_source, open_validation
 
 TEXT64 = base64.b64encode(encode_png(Image.new("RGB", (6, 4), "red"))).decode()
@@ -43,6 +44,13 @@ def test_a_table_without_marks_gets_its_images_in_front_and_says_so(table: Path)
     assert said(source, 1) == [("system", "Be brief."), ("user", "<image>What 1?")]
     source.messages(source.rows[3])
     assert [note for note in source.notes if "in front" in note] == source.notes and len(source.notes) == 1
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if name not in ("table", "digits", "pairs")])
+def test_a_table_that_was_not_prepared_is_refused_with_the_command(table: Path, task: str) -> None:
+    with pytest.raises(DataError, match=f"task `{task}` needs a prepared dataset") as caught:
+        open_source(Data(path=str(table), task=task), Reward())
+    assert f"vlmrl prep {task} {table}" in str(caught.value.hint)
 
 
 def test_a_template_sees_the_columns_and_not_the_truth(table: Path, tmp_path: Path) -> None:

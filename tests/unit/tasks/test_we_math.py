@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from task_tables import prepare
+from task_tables import checks_of, prepare
 
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
@@ -322,7 +322,7 @@ def test_sets_that_are_not_whole_are_noted(tmp_path: Path) -> None:
 
     def note(rows: list[dict[str, Any]], name: str) -> str:
         made = prepared_from(tmp_path, train, rows, out=tmp_path / name)
-        return "".join(c["finding"] for c in made.info["doctor"]["checks"] if c["check"] == "sets")
+        return checks_of(made.info).get("sets", ("", ""))[1]
 
     assert note(whole, "whole") == ""
     assert "1 of 1 sets lack a sub-problem or the whole, such as '2steps_1'" in note(whole[:2], "lacking")
@@ -362,9 +362,7 @@ def test_attacks_of_the_task_earn_less_than_the_truth() -> None:
             assert combine(parts, REWARD.weights)[0] <= 0.1 + 1e-9, attack.name
 
 
-def test_a_table_that_was_not_prepared_is_refused() -> None:
-    with pytest.raises(DataError, match="prepared dataset"):
-        make_task("we_math", {"style": "TRL", "path": "rows.jsonl"})
+def test_a_truth_names_a_step_and_a_trace_of_the_direct_variant_has_no_thought() -> None:
     assert make_task("we_math", {}).validate({"answer": "B", "options": OPTIONS, "set": "s", "step": "9"})
     row = Row("r", "s", "we_math", {"answer": "B", "options": OPTIONS}, (), {})
     direct = make_task("we_math", {}, "direct")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from vlmrl.data.doctor import RowFacts
 from vlmrl.data.image_scan import Examined, examine
 from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_files import LINED
-from vlmrl.data.table_pieces import RowFiles, TablePiece, locate_rows
+from vlmrl.data.table_pieces import RowFiles, locate_rows
 from vlmrl.data.table_values import IMAGES as IMAGE_COLUMNS
 from vlmrl.data.table_values import NO_FILE, show, text_of
 from vlmrl.errors import DataError, unknown
@@ -24,7 +25,6 @@ from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box
 from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import tagged_text
 from vlmrl.tasks import table_rows
-from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Assembly,
     Limits,
@@ -39,7 +39,7 @@ from vlmrl.tasks.geometry.drawn.collection import DrawnProblem, WrittenProblem
 from vlmrl.tasks.geometry.task import Collection, geometry_task
 from vlmrl.tasks.prep_options import Option, TableRequest
 from vlmrl.tasks.prompt import IMAGE
-from vlmrl.tasks.table_rows import IMAGES, TRAIN
+from vlmrl.tasks.table_rows import IMAGES, TRAIN, CheckedTables, ChosenPiece, check_tables, checked_line, cut_validation
 from vlmrl.types import LeftOut, Media, hash64
 from vlmrl.untrusted import plural
 
@@ -238,8 +238,9 @@ def place_marks(problem: str, num_images: int) -> str:
     return problem.strip() if marks else f"{IMAGE * num_images}{problem.strip()}"
 
 
-def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
+def place_in(chosen: ChosenPiece, table: RowFiles, index: int) -> str:
     """Return the place of a row for messages; in a folder with a text file per split, the split and the line."""
+    piece = replace(chosen.piece, split=chosen.split)
     if piece.numbers and not table.label.lower().endswith(LINED):
         return f"{piece.split} line {piece.numbers[index]}"
     return table.where(piece, index)
@@ -248,7 +249,7 @@ def place_in(table: RowFiles, piece: TablePiece, index: int) -> str:
 def check_row(
     cells: Mapping[str, Any], columns: Mapping[str, str], values: list[Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return problem, answer (`text`), solution and differs of a row, and its faults. See `checked_rows.Check`."""
+    """Return problem, answer (`text`), solution and differs of a row, and its faults. See `table_rows.Check`."""
     faults: list[str] = []
     line: dict[str, Any] = {}
     if IMAGES in cells and not values:
@@ -355,7 +356,8 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
     key = [collection.name, name, [str(one.root) for one in located], args, [one.state for one in located]]
     with building(out, key=key) as build:
         columns = partial(find_columns, figures=collection.figures)
-        checked = check_tables(build, located, columns, check_row, limits, where=place_in)
+        make = partial(checked_line, check_row)
+        checked = check_tables(build.work, located, columns, make, limits, where=place_in)
         differing = survey_rows(collection, checked)
         refuse_bad(checked, request.max_bad, collection.images_at)
         assembly = checked.assembly(partial(row_fields, name), problem_schema())

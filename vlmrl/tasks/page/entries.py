@@ -82,7 +82,7 @@ def prep_page(
             draw = partial(_draw_row, browser, window)
             splits = partial(draw_rows, NAME, counts, request.seed, draw, hint="a larger --max-height")
         else:
-            splits = partial(_table_rows, browser, window, request, max_rows)
+            splits = partial(_table_rows, browser, window, request, max_rows, limits)
         task = replace(page_task({}), prep=lambda **_: splits())
         return prepare_own(task, args, out, limits, name=name, source=lambda: {"browser": browser.key})
 
@@ -106,10 +106,10 @@ def _shown(browser: Browser, window: Window, html: str, layout: str = "") -> Dra
 
 
 def _table_rows(
-    browser: Browser, window: Window, request: TableRequest, max_rows: int
+    browser: Browser, window: Window, request: TableRequest, max_rows: int, limits: Limits
 ) -> dict[str, Iterator[NewRow | LeftOut]]:
     """Return split -> rows with their pictures. Held-out pages come first: the same page is in no later split."""
-    tables, seen = read_tables(request, ROW_FORM, {}), dict[int, str]()
+    tables, seen = read_tables(request, ROW_FORM, limits), dict[int, str]()
     order = sorted(tables, key=lambda split: {TEST: 0, VALIDATION: 1, TRAIN: 3}.get(split, 2))
     pages = {split: _pages(browser, window, split, tables[split], seen) for split in order}
     if max_rows and TRAIN in pages:

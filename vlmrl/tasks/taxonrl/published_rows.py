@@ -18,7 +18,6 @@ from vlmrl.data.open_dataset import RowUnits
 from vlmrl.data.table_pieces import Located, RowFiles
 from vlmrl.data.table_values import PAIRS, match_columns, show
 from vlmrl.errors import DataError, RewardError
-from vlmrl.tasks.checked_rows import CheckedTables, check_tables, cut_validation
 from vlmrl.tasks.dataset_assembly import (
     Limits,
     PlannedRow,
@@ -30,7 +29,7 @@ from vlmrl.tasks.dataset_assembly import (
 )
 from vlmrl.tasks.pairs.prep import count_pairs, pair_id
 from vlmrl.tasks.prompt import IMAGE
-from vlmrl.tasks.table_rows import IMAGES, TRAIN
+from vlmrl.tasks.table_rows import IMAGES, TRAIN, CheckedTables, check_tables, checked_line, cut_validation
 from vlmrl.tasks.taxonrl.domains import DOMAINS, LAYOUTS, Domain, classes_of, known_fields, truth_distance
 from vlmrl.tasks.taxonrl.task import domain_task
 from vlmrl.types import LeftOut, Media
@@ -95,7 +94,7 @@ def complete_truth(domain: Domain, truth: Mapping[str, Any]) -> dict[str, Any]:
 def check_row(
     domain: str, cells: Mapping[str, Any], columns: Mapping[str, str], values: list[Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return truth and problem of a row, and its faults. See `checked_rows.Check`."""
+    """Return truth and problem of a row, and its faults. See `table_rows.Check`."""
     faults: list[str] = []
     problem = cells.get("problem")
     if "problem" in columns and (not isinstance(problem, str) or not problem.strip()):
@@ -154,8 +153,8 @@ def prepare_rows(request: DomainRequest, located: Located, limits: Limits) -> Pr
     }
     refuse_other(request.out, args, force=limits.force)
     with building(request.out, key=[domain.name, name, str(request.images_root), args, located.state]) as build:
-        find = partial(find_columns, classes_of(domain))
-        checked = check_tables(build, [located], find, partial(check_row, domain.name), limits)
+        find, make = partial(find_columns, classes_of(domain)), partial(checked_line, partial(check_row, domain.name))
+        checked = check_tables(build.work, [located], find, make, limits)
         (table,) = checked.tables
         known = survey_rows(domain, checked)
         checked.refuse_bad(
