@@ -378,14 +378,13 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
     return facts
 
 
-def _unread(loaded: LoadedRecipe, source: Source, where: str, place: ServicePlace) -> list[Problem]:
+def _unread(loaded: LoadedRecipe, source: Source, where: str, at: ServicePlace) -> list[Problem]:
     """Return a warning if sampled rows have an answer that only the same text can match."""
     rows = sample_rows(source, SAMPLE_ROWS)
-    scores = _scored(loaded, source, rows, [""] * len(rows), "empty", place)
+    scores = _scored(loaded, source, rows, [""] * len(rows), "empty", at)
     details = [(row, d) for row, score in zip(rows, scores, strict=True) for d in (score.detail or {}).values()]
-    bad = [
-        (row.place, f"`{d['gold']}`, {d['unread']}") for row, d in details if isinstance(d, Mapping) and "unread" in d
-    ]
+    unread = [(row.place, d) for row, d in details if isinstance(d, Mapping) and "unread" in d]
+    bad = [(place, f"`{d['gold']}`, {d['unread']}") for place, d in unread]
     if not bad:
         return []
     message = f"{len(bad)} of {len(rows)} sampled rows of `{source.name}` have an answer that `math` cannot read"

@@ -292,7 +292,7 @@ def test_answers_that_the_parser_cannot_read_are_counted_and_named(tmp_path: Pat
     prepared = prepare(tmp_path, table, TEXT_MATH)
     assert prepared.info["splits"]["train"]["rows"] >= 6
     (note,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "unread answers"]
-    assert note["verdict"] == "look" and note["finding"].startswith("2 rows have an answer that the parser cannot read")
+    assert note["verdict"] == "look" and note["finding"].startswith("2 rows have an answer that cannot be read")
     assert "1 'f(x'" in note["finding"] and "undefined macro" in note["finding"] and "√" not in note["finding"]
 
 

@@ -58,9 +58,7 @@ FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?
 NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,:/()]+)\s*\}")
 DEGREES_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)?\s*\^\{\\circ\}\s*\}")
 """`\\text{27^\\circ}` and `27\\text{^\\circ}`."""
-UNIT_AS_TEXT = re.compile(
-    r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*([A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff ]{0,30})\}"
-)
+UNIT_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*((?! )[A-Za-z\u4e00-\u9fff ]{1,31})\}")
 """`\\text{3 cm}`: a number and words in one text command."""
 GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|,\\!|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
 GROUPED_BY_SPACES = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
@@ -175,9 +173,7 @@ PLACES = ("box", "tag", "text")
 """Places of an answer: the last box; the `<answer>` tag, with or without a box; the text where there is no box."""
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?=\s*[{0-9$\\+-]|\s*$)")
 """Box; `\\boxed` before a word or a full stop is only the name of the command."""
-DENYING = re.compile(
-    r"(?:\b(?:not|never|nor|anything but)|n['\u2019]t)[ \t]*(?:\$|\*\*|\\[(\[])*[ \t]*\Z", re.IGNORECASE
-)
+DENYING = re.compile(r"(?:\b(?:not|never|nor|anything but)|n['\u2019]t)[ \t]*(?:\$|\*\*|\\[(\[])*[ \t]*\Z", re.I)
 """Words right before a box that deny it. `not 5 but` and `not only` do not."""
 ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -243,11 +239,13 @@ def find_answer(response: str, *, place: str = "box", thought: str = "skip") -> 
         text, reason = tagged_text(text, "answer")
         if text is None:
             return AnswerText(None, reason)
-    answer = AnswerText(None, "the words before the last box deny it") if is_denied(text) else last_box(text)
+    answer = last_box(text)
     if place != "box" and answer.text is None and not BOX.search(text):
         answer = AnswerText(text.strip()) if text.strip() else AnswerText(None, "the answer is empty")
     if answer.text is None and place == "box" and thought == "skip" and text != response and BOX.search(response):
         return AnswerText(None, f"{answer.reason} after the thought")
+    if is_denied(text):
+        return AnswerText(None, "the words before the last box deny it")
     if answer.text is not None and len(answer.text) > MOST_ANSWER_CHARS:
         return AnswerText(None, f"the answer has more than {MOST_ANSWER_CHARS} characters")
     return answer

@@ -124,15 +124,8 @@ NO_WORDS = {
 }  # fmt: skip
 """Words that are no name of a thing that is counted: they deny the number before them, or change its value."""
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-SPEEDS = {
-    "mph": "mi/h",
-    "kmph": "km/h",
-    "kph": "km/h",
-    "fps": "ft/s",
-    "cc": "cm^3",
-    "nautical mile": "nmi",
-    "nautical miles": "nmi",
-}
+SPEEDS = {"mph": "mi/h", "kmph": "km/h", "kph": "km/h", "fps": "ft/s", "cc": "cm^3",
+          "nautical mile": "nmi", "nautical miles": "nmi"}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

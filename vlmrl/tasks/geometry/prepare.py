@@ -368,9 +368,7 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
             finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
             assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
         if unread:
-            finding = (
-                f"{len(unread):,} rows have an answer that the parser cannot read, such as {', '.join(unread[:3])}"
-            )
+            finding = f"{len(unread):,} rows have an answer that cannot be read, such as {', '.join(unread[:3])}"
             assembly.notes["unread answers"] = ("look", f"{finding}; only the same text is right there")
         # a row without images shares nothing with others
         train = enumerate(assembly.rows.get(TRAIN, ()))
