@@ -263,6 +263,7 @@ def math_attacks(form: AnswerForm, known: Sequence[str]) -> list[Attack]:
         Attack("box in the thought", "the right box in the thought, none after it", "loose",
                boxed("<think>%s</think> I cannot tell.")),
         Attack("box, then cut off", "the right box, then half of another one", "loose", boxed("%s or \\boxed{")),
+        Attack("denied before the box", "`not` before the right box", "loose", boxed("It is not %s.")),
         Attack("taken back", "the right box, then a wrong one", "loose",
                lambda x: f"{BOX}{{{answer(x)}}}. No, it is {BOX}{{{wrong(x)}}}." if answer(x) else None),
         Attack("blanks in the box", "blanks around the right answer", "fair", lambda x: form.around(f" {answer(x)} ")),

@@ -71,7 +71,7 @@ GENERAL: dict[str, Builtin] = {
     "math": Builtin(
         math_rules.math,
         "the last box is the expected number, expression, set, interval or option; runs in workers",
-        version=5,
+        version=6,
     ),
     "maye": Builtin(
         math_rules.maye, "MAYE's published judge, format and language for boxed answers; runs in workers", version=1

@@ -348,6 +348,8 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         scores = _scored(loaded, source, rows, [""] * len(rows), "empty", place)
         facts.take(scores)
         facts.empty = fmean(score.value for score in scores)
+        if any(single.name == "math" for single in source.reward.singles):
+            facts.problems += _unread(loaded, source, where, place)
         facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
         if source.task.trace is None and (texts := trial_of(source, rows)):
             shown, as_text = prompt_text(source, rows[0]), {name: str(value) for name, value in rows[0].truth.items()}
@@ -377,6 +379,19 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         )
         facts.problems.append(Problem(message, where, "see the parts: `vlmrl try RECIPE`", "warning"))
     return facts
+
+
+def _unread(loaded: LoadedRecipe, source: Source, where: str, at: ServicePlace) -> list[Problem]:
+    """Return a warning if sampled rows have an answer that only the same text can match."""
+    rows = sample_rows(source, SAMPLE_ROWS)
+    scores = _scored(loaded, source, rows, [""] * len(rows), "empty", at)
+    details = [(row, d) for row, score in zip(rows, scores, strict=True) for d in (score.detail or {}).values()]
+    unread = [(row.place, d) for row, d in details if isinstance(d, Mapping) and "unread" in d]
+    bad = [(place, f"`{d['gold']}`, {d['unread']}") for place, d in unread]
+    if not bad:
+        return []
+    message = f"{len(bad)} of {len(rows)} sampled rows of `{source.name}` have an answer that `math` cannot read"
+    return [Problem(message, where, f"only the same text is right there; {examples(bad)}", "warning")]
 
 
 def spread(total: int, most: int) -> list[int]:

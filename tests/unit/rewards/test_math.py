@@ -57,6 +57,32 @@ def test_the_gold_answer_is_taken_out_of_the_answer_tag(place, truth, response):
     assert grade(RewardInput(response.replace("7", "8").replace("4", "5"), {"answer": truth})).parts["accuracy"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "before",
+    ["The answer is not ", "It isn\u2019t $", "x is never \\(", "Anything but **", "neither 5 nor ", "NOT "],
+)
+def test_a_denial_right_before_the_box_counts(before):
+    result = make_grader()(RewardInput(f"{before}\\boxed{{20}}.", {"answer": "20"}))
+    assert result.parts["accuracy"] == 0.0 and "the words before the last box deny it" in result.note
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *(
+            "It is not 5 but ",
+            "It is not \\boxed{5} but ",
+            "The answer is not negative, so ",
+            "If not, ",
+            "x is not 5.\n",
+        ),
+        *("It is not only ", "not small: ", "This is a knot ", "It is not.\n\n", "not\n"),
+    ],
+)
+def test_a_denial_of_something_else_does_not_count(before):
+    assert make_grader()(RewardInput(f"{before}\\boxed{{20}}.", {"answer": "20"})).parts["accuracy"] == 1.0
+
+
 def in_worker(body: str, monkeypatch, tmp_path, **facts) -> RewardSpec:
     """A built-in of workers whose grader is this module text."""
     (tmp_path / "grader_of_a_test.py").write_text(body)

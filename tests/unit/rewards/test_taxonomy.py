@@ -266,3 +266,21 @@ def test_the_baseline_says_that_it_has_no_levels(key):
     with pytest.raises(RewardError, match="takes no argument `format_wieght`") as found:
         load_reward("pair_answer", args={"format_wieght": 0.4})
     assert found.value.hint is not None and "did you mean `format_weight`?" in found.value.hint
+
+
+@pytest.mark.parametrize("written", ["Image1=6; Image2=8", "image 1: 6; image 2: 8", "IMAGE1 = 6 ;Image 2=8."])
+def test_the_images_may_be_named_before_the_names(written):
+    parts, value = score(f"<think><loop>yes; yes</loop><digit>{written}</digit></think><answer>0</answer>", SAME_LOOP)
+    assert value == pytest.approx(1.0) and set(parts.values()) == {1.0}
+    # both names are equal, so that the answer agrees with them
+    same = {"same": True, "loop": ["yes", "yes"], "digit": ["6", "6"]}
+    text = "<think><loop>Image1=yes; Image2=yes</loop><digit>Image1=6; Image2=6</digit></think><answer>1</answer>"
+    assert score(text, same)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("written", ["Image2=6; Image1=8", "6; Image2=8", "Image1=6; 8", "Image1=; Image2=8"])
+def test_images_that_are_named_in_another_way_break_the_format_and_the_note_says_so(written):
+    response = f"<think><loop>yes; yes</loop><digit>{written}</digit></think><answer>0</answer>"
+    assert score(response, SAME_LOOP)[1] == 0
+    _, note, *_ = split_result(load_reward("taxonomy", args={"levels": list(TWO)}).fn(RewardInput(response, SAME_LOOP)))
+    assert "<digit> does not read" in note or "<digit> holds an empty name" in note

@@ -115,6 +115,9 @@ def test_the_reward_by_hand(
         ("[ ]", 1.0),
         ("No Objects", 1.0),
         ("'no objects'", 1.0),
+        ("None", 1.0),
+        ("There are none.", 1.0),
+        ("There is none but this", 0.0),
         ("```json\n[]\n```", 1.0),
         (f"[{entry(ELSEWHERE)}]", 0.0),
         (f"[{entry(ELSEWHERE, 0)}]", 0.1),  # as much as a list that misses everything

@@ -275,6 +275,26 @@ def test_text_rows_are_chats_or_texts_and_worked_solutions_are_kept_beside_known
         assert reason in error.value.message
 
 
+def test_answers_that_the_parser_cannot_read_are_counted_and_named(tmp_path: Path) -> None:
+    answers = [
+        "f(x",
+        "x \\text{ undefined macro \\foo}",
+        "2√{3}",
+        "6米",
+        "(-\\infty, 3]",
+        "\\text{SAS}",
+        "B",
+        "x \\ne 2",
+    ]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": text}) + "\n" for n, text in enumerate(answers)))
+    prepared = prepare(tmp_path, table, TEXT_MATH)
+    assert prepared.info["splits"]["train"]["rows"] >= 6
+    (note,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "unread answers"]
+    assert note["verdict"] == "look" and note["finding"].startswith("2 rows have an answer that cannot be read")
+    assert "1 'f(x'" in note["finding"] and "undefined macro" in note["finding"] and "√" not in note["finding"]
+
+
 def test_a_solution_that_is_an_answer_tag_is_the_answer() -> None:
     assert read_answer("<answer> 145\u00b0 </answer>", None, has_solution=True) == ("145\u00b0", None, False)
     with pytest.raises(DataError, match="no box"):

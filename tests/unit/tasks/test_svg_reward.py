@@ -74,6 +74,14 @@ def test_an_empty_picture_earns_nothing():
     assert value(svg, f'{head}<rect width="10000" height="10000" fill="#ccc"/></svg>') == 0
 
 
+def test_a_note_says_why_a_picture_with_something_in_it_earns_nothing():
+    """Such as an element that shows itself: what is left of it is a speck."""
+    speck = '<svg xmlns="http://www.w3.org/2000/svg"><g id="a"><use href="#a"/><rect width="9" height="9"/></g></svg>'
+    truth = f'{BOX}<circle cx="60" cy="70" r="20" fill="red"/></svg>'
+    assert value(truth, speck) < 0.001 and result(truth, speck).note == "hardly anything in it is like the truth"
+    assert result(truth, truth).note == "" == result(truth, truth.replace("60", "50")).note
+
+
 PAGES = [
     '<rect width="100" height="100" fill="white" stroke="gray" stroke-width="6"/>',
     '<linearGradient id="g"><stop offset="0" stop-color="white"/><stop offset="1" stop-color="navy"/></linearGradient>'

@@ -52,6 +52,7 @@ def parts_of(response: str, truth: dict[str, Any], finish: str = "stop") -> dict
         ("C. 400", 0, 0), ("B. 300", 0, 0), ("Because", 0, 0), ("B or C", 0, 0), ("B, C", 0, 0), ("D", 0, 0),
         ("A B C E", 0, 0), ("400", 0, 0), ("", 0, 0), ("H", 0, 0), ("not B", 0, 0),
         ("A \\boxed{B}", 0, 0), ("\\boxed{A} \\boxed{B}", 0, 0), ("The answer is \\boxed{B}", 1, 1),
+        ("not \\boxed{B}", 0, 0), ("The answer isn't $\\boxed{B}$", 0, 0), ("not C but \\boxed{B}", 1, 1),
     ],
 )  # fmt: skip
 def test_an_option_is_one_letter_alone_or_with_its_own_text(answer: str, accuracy: float, form: float) -> None:
@@ -65,6 +66,10 @@ FREE = [
     ("8, 6, 37.68", "8, 6, 40", 0, 2 / 3),
     ("8, 6, 37.68", "6, 8, 37.68", 0, 1 / 3),  # each value has its own place
     ("8, 6, 37.68", "8, 6", 0, 0),
+    ("8, 6, 7", "8, 6 and 7", 1, 1),
+    ("8, 6, 7", "8, 6, \\text{ and } 7", 1, 1),
+    ("8, 6", "8 and 6", 1, 1),
+    ("8, 6, 7", "8, 6 or 7", 0, 0),
     ("8, 6, 7", "1 2 3 4 5 6 7 8 9 10", 0, 0),  # a list of numbers
     ("8, 6, 7", "1, 2, 3, 4, 5, 6, 7, 8", 0, 0),
     ("Cone 5 3 47.1", "Cone, 5, 3, 47.1", 1, 1),

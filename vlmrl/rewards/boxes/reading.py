@@ -127,6 +127,9 @@ JOINING = ("to",)
 """Words that may stand between the two corners of a box."""
 DENYING = {"not", "never", "isn", "wasn", "nor"}
 """Words that deny a box which follows them, at most one word later."""
+_WIDE = str.maketrans("\uff0c\u3001\uff1b\uff1a", ",,;:")
+"""Full-width separators, as in Chinese texts. Brackets of full width are none."""
+_ONE = re.compile(rf"\s*{_NUMBER}\s*", re.ASCII)
 _LISTED = re.compile(r"\s*[-+]?[\d.]+(?:[,;\s]+[-+]?[\d.]+)*\s*", re.ASCII)
 """Text that is nothing but numbers."""
 
@@ -270,6 +273,10 @@ class Scan:
             if len(group.values) < MOST_KEPT:
                 group.values[group.key.lower()] = token.text
             group.key = ""
+            return
+        is_named = group.name and not _is_of_box(group.name)
+        if token.kind == "text" and group.kind in ("[", "(") and _ONE.fullmatch(token.text) and not is_named:
+            self._number(group, float(token.text))
             return
         group.word = token.text
         if token.text not in JOINING:
@@ -502,7 +509,7 @@ def read_boxes(text: str, plane: Plane, *, order: Order = "xyxy", repeated: bool
     if len(text) > MOST_CHARS:
         return Reading((), (f"a text of more than {MOST_CHARS:,} characters",))
     scan = Scan(locs=plane.space == "loc")
-    scan.run(text)
+    scan.run(text.translate(_WIDE))
     candidates, reasons = [_box(one, plane, order) for one in scan.candidates], scan.reasons
     boxes: list[Read] = []
     for one in candidates:

@@ -559,6 +559,8 @@ def _graded(x: RewardInput, *, key: str | None, parts: Mapping[str, Any], policy
         detail["answer_value"] = shown(read(answer, mixed=mixed))
     grade = "right" if is_right else "wrong" if answer is not None else "no answer"
     detail |= {"verdict": grade, "reason": reason}
+    if unread := next(filter(None, (text_alone(gold, policy) for gold in golds)), ""):
+        detail["unread"] = unread
     note = "" if is_right else f"{grade}: {reason}"
     return RewardResult({"accuracy": float(is_right), **response_parts(x, **parts)}, note, detail)
 
@@ -604,6 +606,19 @@ def gold_problem(gold: str, policy: Policy) -> str:
                 check_size(item.text)
             except TooLargeError:
                 continue  # an answer with the same text is right
+            except UnreadableError as error:
+                return str(error)
+    return ""
+
+
+def text_alone(gold: str, policy: Policy) -> str:
+    """Return why only an answer with the same text can be right: a value that the parser cannot read; "" for none."""
+    reading = read(gold, mixed=policy.mixed == "mixed")
+    for item in reading.items if reading.kind != "denial" else ():
+        if item.number is None and item.text not in INFINITY:
+            warm_up()
+            try:
+                expression(item.text)
             except UnreadableError as error:
                 return str(error)
     return ""

@@ -20,7 +20,7 @@ _SIGNS = {
     "\u2212": "-", "\u2013": "-", "\u2010": "-", "\u2011": "-", "\uff0d": "-", "\uff0b": "+", "\u00d7": "\\times ",
     "\u00f7": "\\div ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ", "\u2217": "*", "\u03c0": "\\pi ",
     "\u03b8": "\\theta ",
-    "\u00b0": "^{\\circ}", "\u00ba": "^{\\circ}", "\u00b2": "^{2}", "\u00b3": "^{3}", "\u00bd": "\\frac{1}{2}",
+    **dict.fromkeys("\u00b0\u00ba\u02da", "^{\\circ}"), "\u00b2": "^{2}", "\u00b3": "^{3}", "\u00bd": "\\frac{1}{2}",
     "\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}", "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ",
     "\u2260": "\\ne ", "\u2248": "\\approx ", "\u222a": "\\cup ", "\u00b1": "\\pm ", "\u2208": "\\in ",
     "\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff05": "%", "\uff1d": "=", "\uff0e": ".", "\u3002": ".",
@@ -31,7 +31,9 @@ _SIGNS = {
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
 }  # fmt: skip
 SIGNS = str.maketrans(_SIGNS)
-ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|([0-9]+|[A-Za-z]))")
+ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|([0-9]+(?:\\.[0-9]+)?|[A-Za-z]|\\\\pi))")
+RAISED = re.compile(r"\^(-?[0-9]+)\^(?![0-9A-Za-z{(\\-])")
+"""Superscript as pandoc writes it: `cm^2^`."""
 SIZES = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|mathstrut|nolimits|[lL]arge|LARGE"
     r"|huge|Huge|small|tiny|normalsize|footnotesize|scriptsize)(?![A-Za-z])|\\color\{[^{}]*\}(?!\s*\{)"
@@ -56,7 +58,7 @@ FONTS = re.compile(r"\\(?:mathbf|mathit|mathsf|bm|boldsymbol|underline|(?:text)?
 NO_WORDS = re.compile(r"\\text\s*\{\s*([-+0-9.,:/()]+)\s*\}")
 DEGREES_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)?\s*\^\{\\circ\}\s*\}")
 """`\\text{27^\\circ}` and `27\\text{^\\circ}`."""
-UNIT_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*([A-Za-z][A-Za-z ]{0,30})\}")
+UNIT_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][0-9.,/]*)\s*((?! )[A-Za-z\u4e00-\u9fff ]{1,31})\}")
 """`\\text{3 cm}`: a number and words in one text command."""
 GROUPED = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|,\\!|\{,\}|~)\s*(?=[0-9]{3}(?![0-9]))")
 GROUPED_BY_SPACES = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
@@ -67,7 +69,7 @@ WORD_JOIN = re.compile(r"\\text\{\s*(?:,?\s*)(and|or)\s*\}|(?<![A-Za-z\\])(and|o
 THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 DEGREES = re.compile(
     r"\^\{\\(?:circ|degree)\}|\^\\(?:circ|degree)(?![A-Za-z])|\\(?:degree|textdegree)(?![A-Za-z])|\^\{\\text\{o\}\}"
-    r"|\^\\text\{o\}|\\circ(?![A-Za-z])"
+    r"|\^\\text\{o\}|\\circ(?![A-Za-z])|(?<=[0-9])\^(?:\{o\}|o(?![A-Za-z]))"
 )
 APART = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 OPENERS, CLOSERS = "([{", ")]}"
@@ -81,7 +83,8 @@ def tidy(text: str) -> str:
     escaped dollar is `\money`, and delimiters around the whole are removed.
     """
     rows = "\\cr " if "\\begin{" in text else " "  # line breaks separate the rows of a matrix
-    text = ROOT.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text.replace("\\\\", rows)).translate(SIGNS)
+    text = RAISED.sub(r"^{\1}", text.replace("\\\\", rows).translate(SIGNS))
+    text = ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}", text).replace("\u221a{", "\\sqrt{")
     text = ANGLE.sub(r"\1^{\\circ}", WORD_PI.sub(r"\\pi ", text)).replace("\\div", "/")
     text = FRACTION.sub(r"\\frac", SIZES.sub("", text.replace("**", "").replace("`", "")))
     text = FONTS.sub(r"\1", text).replace("\\varnothing", "\\emptyset").replace("\\checkmark", "")
@@ -170,6 +173,8 @@ PLACES = ("box", "tag", "text")
 """Places of an answer: the last box; the `<answer>` tag, with or without a box; the text where there is no box."""
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?=\s*[{0-9$\\+-]|\s*$)")
 """Box; `\\boxed` before a word or a full stop is only the name of the command."""
+DENYING = re.compile(r"(?:\b(?:not|never|nor|anything but)|n['\u2019]t)[ \t]*(?:\$|\*\*|\\[(\[])*[ \t]*\Z", re.I)
+"""Words right before a box that deny it. `not 5 but` and `not only` do not."""
 ESCAPE_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -214,6 +219,12 @@ def last_box(text: str) -> AnswerText:
     return AnswerText(None, "the last box is not closed")
 
 
+def is_denied(text: str) -> bool:
+    """Return whether the words right before the last box of a text deny it."""
+    start = max((box.start() for box in BOX.finditer(text)), default=0)
+    return DENYING.search(text[max(0, start - 40) : start]) is not None
+
+
 def find_answer(response: str, *, place: str = "box", thought: str = "skip") -> AnswerText:
     """Return the text of the final answer.
 
@@ -233,6 +244,8 @@ def find_answer(response: str, *, place: str = "box", thought: str = "skip") -> 
         answer = AnswerText(text.strip()) if text.strip() else AnswerText(None, "the answer is empty")
     if answer.text is None and place == "box" and thought == "skip" and text != response and BOX.search(response):
         return AnswerText(None, f"{answer.reason} after the thought")
+    if is_denied(text):
+        return AnswerText(None, "the words before the last box deny it")
     if answer.text is not None and len(answer.text) > MOST_ANSWER_CHARS:
         return AnswerText(None, f"the answer has more than {MOST_ANSWER_CHARS} characters")
     return answer

@@ -60,18 +60,20 @@ def _table() -> dict[str, tuple[str, Fraction]]:
     one = Fraction
     groups: dict[str, dict[str, Fraction]] = {
         "length": {
-            "mm millimeter millimetre": one(1, 1000), "cm centimeter centimetre": one(1, 100),
-            "dm decimeter decimetre": one(1, 10), "m meter metre": one(1), "km kilometer kilometre": one(1000),
+            "mm millimeter millimetre 毫米": one(1, 1000), "cm centimeter centimetre 厘米": one(1, 100),
+            "dm decimeter decimetre 分米": one(1, 10), "m meter metre 米": one(1),
+            "km kilometer kilometre 千米 公里": one(1000), "nmi 海里": one(1852),
             "in inch inche": one(254, 10_000), "ft foot feet": one(3048, 10_000), "yd yard": one(9144, 10_000),
             "mi mile": one(1_609_344, 1000),
         },
-        "volume": {"l liter litre": one(1, 1000), "ml milliliter millilitre": one(1, 1_000_000),
+        "volume": {"l liter litre 升": one(1, 1000), "ml milliliter millilitre 毫升": one(1, 1_000_000),
                    "gal gallon": one(3_785_411_784, 10**12)},
-        "mass": {"mg milligram": one(1, 1000), "g gram gramme": one(1), "kg kilogram": one(1000),
-                 "t ton tonne": one(1_000_000),
+        "mass": {"mg milligram": one(1, 1000), "g gram gramme 克": one(1), "kg kilogram 千克 公斤": one(1000),
+                 "t ton tonne 吨": one(1_000_000),
                  "lb pound": one(45_359_237, 100_000), "oz ounce": one(28_349_523_125, 10**9)},
-        "time": {"ms millisecond": one(1, 1000), "s sec second": one(1), "min minute": one(60), "h hr hour": one(3600),
-                 "day": one(86_400), "week": one(604_800), "year yr": one(31_536_000), "month": one(2_628_000)},
+        "time": {"ms millisecond": one(1, 1000), "s sec second 秒": one(1), "min minute 分钟": one(60),
+                 "h hr hour 小时": one(3600), "day 天": one(86_400), "week": one(604_800),
+                 "year yr 年": one(31_536_000), "month": one(2_628_000)},
         ANGLE: {"deg degree": one(1)},
         RADIAN: {"rad radian": one(1)},
         "current": {"ampere amp": one(1)}, "force": {"n newton": one(1)}, "energy": {"j joule": one(1)},
@@ -83,7 +85,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
         f"{MONEY_KIND} dollar": {"dollar usd \\money": one(1), "cent": one(1, 100)},
         f"{MONEY_KIND} euro": {"euro eur \\euro": one(1)}, f"{MONEY_KIND} pound": {"gbp \\pounds sterling": one(1)},
         f"{MONEY_KIND} yen": {"yen jpy \\yen": one(1)},
-        f"{MONEY_KIND} yuan": {"yuan rmb cny": one(1)}, f"{MONEY_KIND} rupee": {"rupee inr rs": one(1)},
+        f"{MONEY_KIND} yuan": {"yuan rmb cny 元": one(1)}, f"{MONEY_KIND} rupee": {"rupee inr rs": one(1)},
         ANY: {"unit": one(1)},
     }  # fmt: skip
     return {
@@ -106,9 +108,9 @@ CASED = {
 }
 SINGLE = {name for name in NAMES if len(name) == 1 and name.isalpha()}
 """Names of one letter, which could as well be a variable."""
-SQUARE, CUBIC = ("square", "sq"), ("cubic", "cu")
+SQUARE, CUBIC = ("square", "sq", "平方"), ("cubic", "cu", "立方")
 PIECE = re.compile(
-    r"\s*(\\money|\\euro|\\pounds|\\yen|\\Omega|%|[A-Za-z]+\.?|\^\{?\s*-?[1-4]\s*\}?|[1-3](?![0-9])|/|\\cdot|\*|\^\{\\circ\}|'{1,2}|\")\s*"
+    r"\s*(\\money|\\euro|\\pounds|\\yen|\\Omega|%|[A-Za-z]+\.?|平方|立方|[\u4e00-\u9fff]+|\^\{?\s*-?[1-4]\s*\}?|[1-3](?![0-9])|/|\\cdot|\*|\^\{\\circ\}|'{1,2}|\")\s*"
 )
 NO_WORDS = {
     "not", "or", "and", "is", "no", "never", "but", "if", "approximately", "about", "less", "more", "than", "wrong",
@@ -122,7 +124,8 @@ NO_WORDS = {
 }  # fmt: skip
 """Words that are no name of a thing that is counted: they deny the number before them, or change its value."""
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-SPEEDS = {"mph": "mi/h", "kmph": "km/h", "kph": "km/h", "fps": "ft/s", "cc": "cm^3"}
+SPEEDS = {"mph": "mi/h", "kmph": "km/h", "kph": "km/h", "fps": "ft/s", "cc": "cm^3",
+          "nautical mile": "nmi", "nautical miles": "nmi"}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -212,6 +215,7 @@ DEGREE_PARTS = re.compile(r"(-?[0-9]+)\^\{\\circ\}\s*([0-9]+(?:\.[0-9]+)?)'(?:\s
 PREFIX = re.compile(r"^([+-]?)\s*(\\money|\\euro|\\pounds|\\yen|US\\money|Rs\.?)\s*(?=[-+.0-9])")
 STARTS = re.compile(
     r"(?<=[0-9})\]])\s*(?=[A-Za-z\\%^'\"])|(?<=\\pi)\s+(?=[A-Za-z])|(?<=\\pi)(?=\\text)|(?<=[A-Za-z])(?=\\text\{)|(?<=[0-9A-Za-z})])(?=\^\{\\circ\})|(?<=[A-Za-z])(?=%)"
+    r"|(?<=[0-9A-Za-z})\]])\s*(?=[\u4e00-\u9fff])"
 )
 TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
 """Functions whose argument, not value, is an angle."""

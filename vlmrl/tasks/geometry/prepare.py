@@ -262,30 +262,35 @@ def check_row(
         faults.append(f"`{columns['problem']}`: {error.message}")
     try:
         answer = read_answer(cells.get("solution"), cells.get("answer"), has_solution="solution" in cells)
+        from vlmrl.rewards.math.grader import text_alone  # it loads SymPy
+
         line |= shown_solution(cells.get("shown"), answer)._asdict()
+        line["unread"] = text_alone(answer.text, Policy())
     except DataError as error:
         faults.append(error.message)
     return line, faults
 
 
-def survey_rows(collection: Collection, checked: CheckedTables) -> list[str]:
+def survey_rows(collection: Collection, checked: CheckedTables) -> tuple[list[str], list[str]]:
     """Read the checked rows once, and collect facts in `checked`.
 
     Of rows of a split with the same images, problem and answer, the first is kept. With different answers, all of them
     are wrong.
 
-    Returns: places of the rows whose answer column spells another answer than the box of the solution.
+    Returns: places of the rows whose answer column spells another answer than the box of the solution, and of the rows
+        whose answer the parser cannot read, with the answer.
     """
-    differing, lengths = list[str](), PromptLengths(geometry_task(collection, {}))
+    differing, unread, lengths = list[str](), list[str](), PromptLengths(geometry_task(collection, {}))
     alike: dict[tuple[str, tuple[int, ...], str], list[tuple[str, PlannedRow]]] = defaultdict(list)
     for split, key, line, images in checked.sound_lines():
         differing += [line["where"]] if line["differs"] else []
+        unread += [f"{line['where']} {show(line['text'], 40)}"] if line["unread"] else []
         tokens = lengths.of({"problem": line["problem"]}, [checked.images[i].media for i in images])
         row = PlannedRow(key, RowFacts(images, None, None, tokens, (), line["where"]))
         alike[split, images, line["problem"]].append((line["text"], row))
     for (split, _, _), rows in alike.items():
         _keep_one(checked, split, rows)
-    return differing
+    return differing, unread
 
 
 def _keep_one(checked: CheckedTables, split: str, rows: Sequence[tuple[str, PlannedRow]]) -> None:
@@ -358,12 +363,15 @@ def _prepare_rows(collection: Collection, request: TableRequest, limits: Limits)
         columns = partial(find_columns, figures=collection.figures)
         make = partial(checked_line, check_row)
         checked = check_tables(build.work, located, columns, make, limits, where=place_in)
-        differing = survey_rows(collection, checked)
+        differing, unread = survey_rows(collection, checked)
         refuse_bad(checked, request.max_bad, collection.images_at)
         assembly = checked.assembly(partial(row_fields, name), problem_schema())
         if differing:
             finding = f"{len(differing):,} rows spell another answer than the box of their solution, such as"
             assembly.notes["answers"] = ("look", f"{finding} {', '.join(differing[:3])}; the box is graded")
+        if unread:
+            finding = f"{len(unread):,} rows have an answer that cannot be read, such as {', '.join(unread[:3])}"
+            assembly.notes["unread answers"] = ("look", f"{finding}; only the same text is right there")
         # a row without images shares nothing with others
         train = enumerate(assembly.rows.get(TRAIN, ()))
         units = {"figure": [RowUnits(row.facts.images or (f"row {i}",), None) for i, row in train]}

@@ -88,12 +88,24 @@ def parse_probability(text: str) -> float | None:
     return float(text) if PROBABILITY.fullmatch(text) else None
 
 
-def two_pieces(body: str, tag: str, what: str = "name") -> tuple[Names, str]:
-    """Return the two texts in a tag, which `;` separates, and a description of their first error ("" = no error)."""
+NAMED = re.compile(r"image ?([12])[ \t]*[=:][ \t]*(.*)", re.DOTALL | re.IGNORECASE | re.ASCII)
+
+
+def two_pieces(body: str, tag: str, what: str = "name", *, named: bool | None = None) -> tuple[Names, str]:
+    """Return the two texts in a tag, which `;` separates, and a description of their first error ("" = no error).
+
+    Args:
+        named: whether `Image1=` and `Image2=` stand before the texts and are removed; None: they may stand there.
+    """
     first, semicolon, second = body.partition(";")
     if not semicolon or ";" in second:
         return ("", ""), f"<{tag}> does not hold two {what}s separated by `;`"
     first, second = first.strip(BLANKS), second.strip(BLANKS)
+    matches = [NAMED.fullmatch(first), NAMED.fullmatch(second)]
+    if named or (named is None and any(matches)):
+        if [match and match[1] for match in matches] != ["1", "2"]:
+            return ("", ""), f"<{tag}> does not read `Image1={what}; Image2={what}`"
+        first, second = (match[2] for match in matches if match)
     if not VISIBLE.search(first) or not VISIBLE.search(second):
         return ("", ""), f"<{tag}> holds an empty {what}"
     if len(first) > MAX_NAME_CHARS or len(second) > MAX_NAME_CHARS:

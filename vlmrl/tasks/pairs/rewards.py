@@ -8,7 +8,6 @@ tests/unit/rewards/test_tricks.py. The unchanged published rewards are in tasks/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -219,9 +218,6 @@ def _squeezed(text: str) -> str:
     return normalise_name(text).replace(" ", "")
 
 
-NAMED = tuple(re.compile(rf"image ?{i}[ \t]*=[ \t]*(.*)", re.DOTALL | re.IGNORECASE | re.ASCII) for i in (1, 2))
-
-
 def pair_labels(
     *,
     tag: str,
@@ -284,15 +280,11 @@ class LabelForm(Form):
     what: ClassVar[str] = "labels"
 
     def read(self, level: str, body: str) -> Said:
-        pieces, problem = two_pieces(body, level, "label")
+        pieces, problem = two_pieces(body, level, "label", named=self.named)
         if problem:
             return Said(None, None, problem)
         names: list[str] = []
-        for i, piece in enumerate(pieces):
-            match = NAMED[i].fullmatch(piece) if self.named else None
-            if self.named and match is None:
-                return Said(None, None, f"<{level}> does not read `Image1=label; Image2=label`")
-            text = match[1] if match else piece
+        for text in pieces:
             label = self.vocabulary.find(normalise_name(text, level))
             if label is None:
                 known = ", ".join(self.vocabulary.names)
@@ -317,12 +309,12 @@ class LabelForm(Form):
 
 
 REWARDS: Mapping[str, Builtin] = {
-    "taxonomy": Builtin(taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=1),
+    "taxonomy": Builtin(taxonomy, "pairs: format, calibrated answer, one part per level of a hierarchy", version=2),
     "taxonomy_relations": Builtin(
         taxonomy_relations, "pairs: the same with Same, Different or Uncertain per level instead of names", version=1
     ),
     "pair_labels": Builtin(
-        pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=1
+        pair_labels, "pairs: format, calibrated answer, a label of a vocabulary per image", version=2
     ),
     "pair_answer": Builtin(
         pair_answer,

@@ -44,8 +44,8 @@ _ENTRY = rf"\{{{_S}{_FIELD}(?:{_S},{_S}{_FIELD}){{1,2}}{_S}\}}"
 _FENCE = re.compile(rf"```(?:json|python)?{_S}(?P<content>[^`]*)```")
 LIST = re.compile(rf"\[{_S}(?:{_ENTRY}(?:{_S},{_S}{_ENTRY})*{_S})?\]")
 """Form of the list. An entry has two or three of these: a box, a confidence, a label."""
-NONE = re.compile(rf"""\[{_S}\]|["']?no objects?["']?\.?""", re.IGNORECASE)
-"""Statements that there is no object: an empty list, or the words of the published prompt."""
+NONE = re.compile(rf"""\[{_S}\]|["']?(?:no objects?|(?:there (?:are|is) )?none)["']?\.?""", re.IGNORECASE)
+"""Statements that there is no object: an empty list, the words of the published prompt, or `none`."""
 
 
 class Detection(NamedTuple):
@@ -229,8 +229,11 @@ _NUMBER = re.compile(
     rf"|none(?! of\b)|there (?:are|were) no|^\W*no(?=(?: [a-z]+){{0,3}} [a-z]+s\W*$))\b"
 )
 _TERM = rf"(?:[0-9]{{1,6}}|(?:{'|'.join(TENS)})(?:[\s-]+(?:{'|'.join(ONES[1:10])}))?|{'|'.join(ONES)})"
+_THING = r"(?: (?!plus|minus|is\b|equals|makes)[a-z]+){0,2}"
+"""Words for what is counted, behind a term of a sum."""
 _SUM = re.compile(
-    rf"(?<![\w.,]){_TERM}(?:(?:\s*\+\s*|\s+plus\s+){_TERM})+(?:\s*=\s*|\s+(?:is|equals|makes)\s+)"
+    rf"(?<![\w.,+\-\u2212\u2013]){_TERM}(?:(?:{_THING}\s*[+\-\u2212\u2013]\s*|{_THING}\s+(?:plus|minus)\s+){_TERM})+{_THING}"
+    rf"(?:\s*=\s*|\s+(?:is|equals|makes)\s+)"
     rf"(?P<total>{_TERM})(?!\w|,[0-9])"
 )
 _MONTHS = r"january|february|march|april|may(?! be)|june|july|august|september|october|november|december"
@@ -288,6 +291,9 @@ def _value(match: re.Match[str]) -> float:
 
 
 def _total(match: re.Match[str]) -> str:
-    """Return the total of a sum if it adds up; else the sum as it is."""
-    *parts, total = (_value(number) for number in _NUMBER.finditer(match[0]))
-    return match["total"] if sum(parts) == total else match[0]
+    """Return the total of a sum or a difference if it adds up; else the text as it is."""
+    *terms, total = _NUMBER.finditer(match[0])
+    gaps = [match[0][one.end() : other.start()] for one, other in pairwise([*terms, total])]
+    signs = [1, *(-1 if re.search("[-\u2212\u2013]|minus", gap) else 1 for gap in gaps)]
+    value = sum(sign * _value(term) for sign, term in zip(signs, terms, strict=False))
+    return match["total"] if value == _value(total) and not _UNCERTAIN.search(match[0]) else match[0]

@@ -275,19 +275,19 @@ def _first_answer(response: str) -> str | None:
 
 _PUBLISHED = "the reward that RLLaVA published, to the digit, to reproduce its runs"
 REWARDS: Mapping[str, Builtin] = {
-    "count": Builtin(count, "counting: the right whole number in the only answer, and the form", version=3),
+    "count": Builtin(count, "counting: the right whole number in the only answer, and the form", version=4),
     "rllava_count": Builtin(rllava_count, f"counting: {_PUBLISHED}", version=2),
     BOX_LIST: Builtin(
         box_list,
         "detection: all boxes beside the true ones, with a proper score for their confidences",
-        version=5,
+        version=6,
         shown=("overlay",),
     ),
     "rllava_boxes": Builtin(rllava_boxes, f"detection: {_PUBLISHED}", version=2),
     BOX_IOU: Builtin(
         box_iou,
         "grounding: overlap of the only box with the true box, in a declared coordinate space",
-        version=4,
+        version=5,
         shown=("overlay",),
     ),
     RLLAVA_BOX: Builtin(rllava_box, f"grounding: {_PUBLISHED}", version=1),

@@ -28,6 +28,8 @@ from vlmrl.untrusted import CodeRefused
 
 RIGHT = 0.9
 """Least score of the elements, and of the picture, of a figure that counts as right."""
+ALIKE = 0.01
+"""Score of the elements, or of the picture, below which a note says that there is next to nothing of the truth."""
 DECIMALS, PART_DECIMALS = 4, 6
 """Decimals of numbers in the detail, and of the parts."""
 KINDS = {"shape": "shapes", "line": "lines", "text": "texts"}
@@ -62,9 +64,10 @@ def _graded(x: RewardInput, *, key: str | None, images: Images, pictures: bool) 
         "digest": pixels_digest(picture)[:16],
     }
     blank = bool((picture == picture[0, 0]).all())
+    is_alike = max(score.elements, score.picture.value) >= ALIKE
     return RewardResult(
         _parts(score, truth, response),
-        "the picture is empty" if blank else "",
+        "the picture is empty" if blank else "" if is_alike else "hardly anything in it is like the truth",
         detail,
         shown_pictures(truth.view.picture, picture) if pictures else {},
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmrl.rewards.math.expressions import warm_up
 from vlmrl.rewards.math.grader import judge
-from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, last_box, split_top
+from vlmrl.rewards.math.latex import BOX, MOST_ANSWER_CHARS, is_denied, last_box, split_top
 from vlmrl.rewards.math.rules import Policy
 from vlmrl.rewards.text_parsing import final_answer, form_problem, untagged
 from vlmrl.tasks.we_math.truth import true_answer, true_options
@@ -23,6 +23,7 @@ from vlmrl.types import RewardInput, RewardResult
 POLICY = Policy()
 LETTER = re.compile(r"\(?\s*([A-Ha-h])\s*\)?\s*(?:[.:)]\s*(.*))?", re.DOTALL)
 NUMBERED = re.compile(r"(?:^|\s)\((\d{1,2})\)")
+AND = re.compile(r",?\s*(?:\\text\{\s*and\s*\}|\band\b)\s*")
 ALTERNATIVES = re.compile(r"\s+or\s+", re.IGNORECASE)
 THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 ANOTHER = re.compile(rf"{BOX.pattern}.*{BOX.pattern}|^\s*(?:[A-Ha-h]|[-+0-9.]+)[\s.,;:]*{BOX.pattern}", re.DOTALL)
@@ -66,6 +67,8 @@ def read_answer(response: str) -> tuple[str | None, str]:
         return None, problem
     if ANOTHER.search(text):
         return None, "two answers in one"
+    if is_denied(text):
+        return None, "the words before the box deny it"
     text = last_box(text).text or text.strip()
     if not text:
         return None, "the answer is empty"
@@ -114,7 +117,8 @@ def right_values(answer: str, truth: str) -> list[bool]:
         return [_is_permutation(given, alternatives)]
     values = _values(truth)
     if len(values) > 1:
-        return _each(_values(answer) if "," in answer else answer.split(), values)
+        given = _values(answer) if "," in answer else answer.split()
+        return _each(given if len(given) == len(values) else _values(AND.sub(", ", answer)), values)
     if judge(truth, answer, POLICY).is_right:
         return [True]
     words = truth.split()

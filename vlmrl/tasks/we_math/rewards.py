@@ -44,7 +44,7 @@ def rllava_we_math(*, format_weight: float = 0.0) -> RewardSpec:
 
 REWARDS: Mapping[str, Builtin] = {
     "we_math": Builtin(
-        we_math, "We-Math: the right option, or the answer with all its values, and the form", version=4
+        we_math, "We-Math: the right option, or the answer with all its values, and the form", version=5
     ),
     "rllava_we_math": Builtin(
         rllava_we_math, "We-Math: the reward that RLLaVA published, to reproduce its runs", version=1
