@@ -22,7 +22,7 @@ from vlmrl.reward_check.statistics import compare_stored, disagreements, mean, p
 from vlmrl.rewards import reward_record
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.runs import create_run
-from vlmrl.tasks.builtin_rewards import load_reward
+from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.types import Row, Score
 
 EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c, a in zip(completions, answer)]\n"
@@ -123,7 +123,8 @@ AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
         ({}, "it is version 1, and the run has version unknown"),
     ],
 )
-def test_a_built_in_of_another_version_is_told(tmp_path, known_by, told):
+def test_a_built_in_of_another_version_is_told(tmp_path, monkeypatch, known_by, told):
+    monkeypatch.setitem(REWARDS, "taxonomy", replace(REWARDS["taxonomy"], version=1))
     run = make_pair_run(tmp_path)
     manifest = json.loads((run.dir / "manifest.json").read_text())
     del manifest["rewards"][0]["version"]
