@@ -73,11 +73,11 @@ def endless(truth, rng):
 
 
 def other_spelling(truth, rng):
-    """The names as `Image1=a; Image2=b`, which the reward does not take."""
+    """The names as `First=a; Second=b`, which the reward does not take."""
     text = mixed(truth, rng)
     for level in LEVELS:
         a, b = truth[level]
-        text = text.replace(f"<{level}>{a}; {b}</{level}>", f"<{level}>Image1={a}; Image2={b}</{level}>")
+        text = text.replace(f"<{level}>{a}; {b}</{level}>", f"<{level}>First={a}; Second={b}</{level}>")
     return text
 
 
@@ -393,7 +393,7 @@ def test_the_command_shows_causes_rows_and_what_to_type(tmp_path):
     run = make_run(tmp_path, FAULTS["other_layout"])
     told = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, cwd=tmp_path)
     assert told.code == 0 and told.err == ""
-    assert "1. error: right labels earn nothing" in told.out and "Image1=" in told.out
+    assert "1. error: right labels earn nothing" in told.out and "First=" in told.out
     assert f"next: vlmrl reward-check {run.manifest.name}" in told.out and ", a consequence of cause 1: " in told.out
     found = this_process("runs", "diagnose", "ill", "--runs", run.dir.parent, "--json", cwd=tmp_path).json
     assert found["causes"][0]["name"] == "other_layout" and not found["healthy"]

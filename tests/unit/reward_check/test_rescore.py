@@ -26,7 +26,7 @@ from vlmrl.rewards import reward_record
 from vlmrl.rewards.scoring import Scorer
 from vlmrl.store.media import write_shard
 from vlmrl.store.runs import create_run
-from vlmrl.tasks.builtin_rewards import load_reward
+from vlmrl.tasks.builtin_rewards import REWARDS, load_reward
 from vlmrl.types import Group, Media, Row, Score, ScoredSample, Segment, Trajectory
 
 EXACT = "def reward(completions, answer, **kwargs): return [float(a == c) for c, a in zip(completions, answer)]\n"
@@ -127,7 +127,8 @@ AT_75082C1 = "33af6ce6b71c533cc1ffc60aaac03d3868f9f443e005848dda2761ec0512ffcb"
         ({}, "it is version 1, and the run has version unknown"),
     ],
 )
-def test_a_built_in_of_another_version_is_told(tmp_path, known_by, told):
+def test_a_built_in_of_another_version_is_told(tmp_path, monkeypatch, known_by, told):
+    monkeypatch.setitem(REWARDS, "taxonomy", replace(REWARDS["taxonomy"], version=1))
     run = make_pair_run(tmp_path)
     manifest = json.loads((run.dir / "manifest.json").read_text())
     del manifest["rewards"][0]["version"]

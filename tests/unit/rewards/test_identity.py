@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,12 @@ def user(source="def score(x): return 1.0\n", file="mine.py", function="score", 
     return {"name": f"{file}:{function}", "sha256": source, "args": args}
 
 
-def test_a_built_in_of_today_is_that_of_a_run_from_before_versions():
+@pytest.fixture
+def first_version(monkeypatch):
+    monkeypatch.setitem(REWARDS, "taxonomy", replace(REWARDS["taxonomy"], version=1))
+
+
+def test_a_built_in_of_its_first_version_is_that_of_a_run_from_before_versions(first_version):
     now = reward_record(load_reward("taxonomy", args=LEVELS), {})
     assert now["version"] == 1 and "sha256" not in now, "the source of a built-in tells nothing"
     old = {"name": "taxonomy", "style": "auto", "args": LEVELS, "weights": {}, "sha256": AT_75082C1}
@@ -27,7 +33,7 @@ def test_a_built_in_of_today_is_that_of_a_run_from_before_versions():
     assert identity_of(old).words == 'taxonomy version 1, levels = ["order", "genus"]'
 
 
-def test_a_hash_that_no_release_wrote_is_another_reward():
+def test_a_hash_that_no_release_wrote_is_another_reward(first_version):
     old = {"name": "taxonomy", "args": LEVELS, "sha256": "4" * 64}
     now = reward_record(load_reward("taxonomy", args=LEVELS), {})
     assert identity_of(old) != identity_of(now)
