@@ -98,6 +98,8 @@ def show_checkpoints(entries: list[dict[str, Any]]) -> None:
 
 def show_epochs(entries: list[dict[str, Any]]) -> None:
     """Print the results over epochs of each side, and below them which rows the maxima were chosen on."""
+    from vlmrl.evaluate.over_training import notes_of_maxima, words_of_start
+
     if not entries:
         return
     several = any(len(setting["runs"]) > 1 for entry in entries for setting in entry["settings"])
@@ -105,7 +107,8 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
         for s in entry["settings"]:
-            bands = (_band(s[name]) for name in ("base", "mean", "selected", "max"))
+            bands = [_band(s[name]) for name in ("base", "mean", "selected", "max")]
+            bands[2] = f"{bands[2]} {words_of_start(s)}".strip()
             paper = ", ".join(_value(s["paper"].get(name)) for name in ("base", "mean", "max")) if s["paper"] else ""
             rows.append((f"{s['label']} {s['kind']}", entry["metric"], *bands, paper))
     published = [i for i in range(len(columns)) if i < len(columns) - 1 or any(row[i] for row in rows)]
@@ -117,8 +120,8 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
         titled=True,
         spare=("before training", "maximum*"),
     )
-    for label in dict.fromkeys(entry["label"] for entry in entries):
-        tell(f"* {label}")
+    for note in notes_of_maxima(entries):
+        tell(f"* {note}")
 
 
 def _band(band: dict[str, Any] | None) -> str:

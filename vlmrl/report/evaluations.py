@@ -23,11 +23,13 @@ from vlmrl.evaluate.over_training import (
     RunEpochs,
     group_runs,
     is_finite,
+    notes_of_maxima,
     over_checkpoints,
     over_epochs,
     published_here,
     read_epochs,
     step_of,
+    words_of_start,
     words_of_steps,
 )
 from vlmrl.evaluate.paired import OTHER_REWARDS, Comparison, comparison, scored_by
@@ -375,7 +377,8 @@ class EpochView:
 
     Args:
         groups: the settings, in the order of the columns.
-        rows: one per metric: {"metric", "role", "label", "base", "paper_base", "cells": one per group}.
+        rows: one per metric: {"metric", "cells": one per group, or None}.
+        notes: about the maxima.
         charts: results over epochs.
         training: training metrics over epochs, then over steps.
         source: of the published numbers; "" without any.
@@ -384,6 +387,7 @@ class EpochView:
 
     groups: Sequence[RunGroup]
     rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
     charts: Sequence[Chart]
     training: Sequence[Chart]
     source: str
@@ -416,7 +420,8 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
     return EpochView(
         groups,
         rows,
-        [_epoch_chart(row["metric"], groups, row["base"]["mean"] if row["base"] else None) for row in rows],
+        notes_of_maxima(entries),
+        [_epoch_chart(row["metric"], groups, row["cells"]) for row in rows],
         [*_training_by_epoch(groups), *_training_by_step(groups)],
         next((one.source for group in groups for one in group.epochs if one.numbers and one.source), ""),
         any(len(group.epochs) > 1 for group in groups),
@@ -424,22 +429,16 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
 
 
 def _row(entry: Mapping[str, Any], groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Return a row of the table; the results before training are those of the first setting that has some."""
-    by_label = {setting["label"]: setting for setting in entry["settings"]}
-    paper = next((s["paper"]["base"] for s in entry["settings"] if "base" in s["paper"]), None)
-    return {
-        "metric": entry["metric"],
-        "role": entry["role"],
-        "label": entry["label"],
-        "base": next((s["base"] for s in entry["settings"] if s["base"]), None),
-        "paper_base": paper,
-        "cells": [by_label.get(group.label) for group in groups],
-    }
+    by_label = {s["label"]: {**s, "selected_note": words_of_start(s)} for s in entry["settings"]}
+    return {"metric": entry["metric"], "cells": [by_label.get(group.label) for group in groups]}
 
 
-def _epoch_chart(name: str, groups: Sequence[RunGroup], base: float | None) -> Chart:
+def _epoch_chart(name: str, groups: Sequence[RunGroup], cells: Sequence[Mapping[str, Any] | None]) -> Chart:
+    """Return the curves of a metric, with a line at the mean of all runs before training."""
     series = _bands((g, [_points(run, run.values[name]) for run in g.epochs if name in run.values]) for g in groups)
-    svg = line_chart(name, series, line=base, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
+    starts = [value for cell in cells if cell and cell["base"] for value in cell["base"]["runs"]]
+    line = fmean(starts) if starts else None
+    svg = line_chart(name, series, line=line, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
     return Chart(name, svg, name)
 
 
