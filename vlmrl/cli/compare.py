@@ -199,9 +199,9 @@ def compare_(
     Example: vlmrl compare digits-sft digits-im   or   vlmrl compare sft-1,sft-2,sft-3 im-1,im-2,im-3
 
     The answer comes from test rows if both were evaluated on them (vlmrl eval), else from held-out rows, else from the
-    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval at the
-    effective sample size of rows that share images, scaled to the range that a difference can have. If it contains 0,
-    the difference is not clear.
+    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval (next to
+    the ends, Poisson's limit where it is wider) at the effective sample size of rows that share images, scaled to the
+    range that a difference can have. If it contains 0, the difference is not clear.
 
     Besides, there are a paired bootstrap, the p-value of McNemar's exact test (of a permutation test if rows share
     images or are not only right or wrong), and the number of rows that would show a difference of 2 points.
