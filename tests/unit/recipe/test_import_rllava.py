@@ -283,6 +283,21 @@ def test_an_unknown_setting_is_named_as_unknown(tmp_path):
     assert left(report) == {"surprise.a": "no counterpart is known"}
 
 
+@pytest.mark.parametrize(
+    ("script", "rollout"),
+    [
+        ("torchrun -m rllava.train.pipeline.rlvr actor.model.model_path=m/m", "rollout"),
+        ("python3 -m verl.trainer.main worker.actor.model.model_path=m/m", "worker.rollout"),
+        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m/m", "actor_rollout_ref.rollout"),
+    ],
+)
+def test_an_unknown_setting_of_a_known_table_is_named_as_unknown(tmp_path, script, rollout):
+    words = f"{rollout}.foo=3 {rollout}.gpu_memory_utilization=0.4"
+    _, report = imported(tmp_path, f"{script} data.train_files=a/b {words}\n", "run.sh")
+    assert left(report)[f"{rollout}.foo"] == "no counterpart is known"
+    assert left(report)[f"{rollout}.gpu_memory_utilization"].startswith("the engine decides this itself")
+
+
 def test_a_script_of_tinyllava_is_refused(tmp_path):
     file = tmp_path / "t.sh"
     file.write_text("deepspeed rllava/train/train.py --data_path rows.json\n")
