@@ -80,7 +80,7 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     found = {r["recipe"]: r for r in json.loads(told.stdout)["recipes"]}
     assert told.exit_code == 0 and found["fungi_im"]["ok"] and found["gorilla_traces"]["ok"]
     (missing,) = found["gorilla_traces"]["problems"]
-    make = "vlmrl prep gorilla hub:maxvonk/gorilla-pairs-v4-800px-cv-im --out data/gorilla_v4_cv_im"
+    make = "vlmrl prep gorilla hub:maxvonk/gorilla-pairs-v4-800px-cv-im --name gorilla_v4_cv_im"
     assert missing["level"] == "warning" and missing["hint"] == f"make it first: `{make}`"
     (tmp_path / "r.toml").write_text(SOUND + '[algo]\nname = "grpa"\n')
     result = run("recipe", "check", "fungi_im", "r.toml")
@@ -88,6 +88,23 @@ def test_recipe_check_takes_many_and_leaves_what_is_not_made_to_other_commands(t
     assert (
         "fungi_im: no errors" in result.stdout and "r.toml: has errors" in result.stdout and "`grpo`" in result.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "make"),
+    [
+        ("maye_geometry3k_qwen2_vl", "geometry3k hub:hiyouga/geometry3k"),
+        ("maye_mm_math_qwen2_vl_published", "mm_math maye/datasets/mm_math"),  # its path is in the recipe it extends
+        ("math_3b_opd", "geometry3k hub:hiyouga/geometry3k"),
+        ("gui_sft", "gui --synthetic 2000 --side 112 --kinds spot --out data/gui"),
+        ("smoke", "digits"),  # ", then: ..." follows
+        ("omniglot_im", "pairs --out data/omniglot"),  # no command follows "First:"
+    ],
+)
+def test_missing_data_are_made_by_the_command_that_the_recipe_says_first(tmp_path, monkeypatch, recipe, make):
+    monkeypatch.chdir(tmp_path)
+    (checked,) = json.loads(run("recipe", "check", recipe, "--json").stdout)["recipes"]
+    assert f"make it first: `vlmrl prep {make}`" in [problem["hint"] for problem in checked["problems"]]
 
 
 CHECKED = [

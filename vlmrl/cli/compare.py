@@ -98,6 +98,8 @@ def show_checkpoints(entries: list[dict[str, Any]]) -> None:
 
 def show_epochs(entries: list[dict[str, Any]]) -> None:
     """Print the results over epochs of each side, and below them which rows the maxima were chosen on."""
+    from vlmrl.evaluate.over_training import notes_of_maxima, words_of_start
+
     if not entries:
         return
     several = any(len(setting["runs"]) > 1 for entry in entries for setting in entry["settings"])
@@ -105,7 +107,8 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
         for s in entry["settings"]:
-            bands = (_band(s[name]) for name in ("base", "mean", "selected", "max"))
+            bands = [_band(s[name]) for name in ("base", "mean", "selected", "max")]
+            bands[2] = f"{bands[2]} {words_of_start(s)}".strip()
             paper = ", ".join(_value(s["paper"].get(name)) for name in ("base", "mean", "max")) if s["paper"] else ""
             rows.append((f"{s['label']} {s['kind']}", entry["metric"], *bands, paper))
     published = [i for i in range(len(columns)) if i < len(columns) - 1 or any(row[i] for row in rows)]
@@ -117,8 +120,8 @@ def show_epochs(entries: list[dict[str, Any]]) -> None:
         titled=True,
         spare=("before training", "maximum*"),
     )
-    for label in dict.fromkeys(entry["label"] for entry in entries):
-        tell(f"* {label}")
+    for note in notes_of_maxima(entries):
+        tell(f"* {note}")
 
 
 def _band(band: dict[str, Any] | None) -> str:
@@ -196,9 +199,9 @@ def compare_(
     Example: vlmrl compare digits-sft digits-im   or   vlmrl compare sft-1,sft-2,sft-3 im-1,im-2,im-3
 
     The answer comes from test rows if both were evaluated on them (vlmrl eval), else from held-out rows, else from the
-    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval at the
-    effective sample size of rows that share images, scaled to the range that a difference can have. If it contains 0,
-    the difference is not clear.
+    rows of validation in training. Differences are taken row by row. Their interval is Wilson's score interval (next to
+    the ends, Poisson's limit where it is wider) at the effective sample size of rows that share images, scaled to the
+    range that a difference can have. If it contains 0, the difference is not clear.
 
     Besides, there are a paired bootstrap, the p-value of McNemar's exact test (of a permutation test if rows share
     images or are not only right or wrong), and the number of rows that would show a difference of 2 points.

@@ -434,9 +434,10 @@ def eval_(
     and asks for nothing twice. A prompt that the endpoint refuses counts as wrong, and its row says so. If the recipe
     has an [environment], whole episodes are run: the tools here, the model there.
 
-    Intervals are Wilson's score intervals at the effective sample size of rows that share images. They are never
-    outside the range of a metric. A metric without a declared range counts as one from 0 to 1 if all its values are.
-    Otherwise it has Student's t interval of the same clusters, as lengths always have. A single row has no interval.
+    Intervals are Wilson's score intervals (next to 0 and 1, Poisson's limit where it is wider) at the effective sample
+    size of rows that share images. They are never outside the range of a metric. A metric without a declared range
+    counts as one from 0 to 1 if all its values are. Otherwise it has Student's t interval of the same clusters, as
+    lengths always have. A single row has no interval.
     """
     from vlmrl.data.blinded_images import parse_changes
     from vlmrl.dist.world import launched, recorded_command

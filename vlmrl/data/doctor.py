@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +40,7 @@ class RowFacts(NamedTuple):
 
     Args:
         images: positions in `DatasetFacts.images`.
-        label: its class as text; None = it has none, or the dataset has too many classes to count.
+        label: its class as text; None = it has none. Too many different ones are no classes, and not counted.
         distance: distance of a pair, 0 = the same class.
         text_tokens: number of tokens of its prompt without images.
         groups: names of the individuals or things in its images.
@@ -87,6 +87,9 @@ def examine_dataset(facts: DatasetFacts, *, max_prompt_tokens: int | None = None
     tokens = {split: _tokens(facts.images, rows) for split, rows in facts.rows.items()}
     limit = max_prompt_tokens or TOKEN_LIMIT
     masks = _splits_of_images(facts)
+    if len({row.label for rows in facts.rows.values() for row in rows}) > MAX_LABELS:
+        unlabelled = {split: [row._replace(label=None) for row in rows] for split, rows in facts.rows.items()}
+        facts = replace(facts, rows=unlabelled)
     report: dict[str, Any] = {
         **measure_images([image.media for image in facts.images]),
         "image_tokens": {split: histogram([image for image, _ in counts]) for split, counts in tokens.items()},
@@ -269,7 +272,7 @@ def _check_limit(report: Mapping[str, Any], *, by_user: bool) -> dict[str, str]:
 def _check_labels(report: Mapping[str, Any]) -> dict[str, str]:
     labels = {split: stats for split, stats in report["labels"].items() if stats}
     if not labels:
-        return _check("labels", "ok", "none to count: no truth has an `answer`, or answers have many values")
+        return _check("majority class", "ok", "none to count: no truth has an `answer`, or answers have many values")
     worst = max(stats["baseline"]["accuracy"] for stats in labels.values())
     parts = []
     for split, stats in labels.items():
@@ -460,9 +463,6 @@ def visit(
             if tokens:
                 rows_with_tokens.append((row.place, tokens))
     results, broken = _examine_images(dataset, media, workers, progress)
-    labels = {row.label for members in rows.values() for row in members}
-    if len(labels) > MAX_LABELS:
-        rows = {split: [row._replace(label=None) for row in members] for split, members in rows.items()}
     notes: dict[str, tuple[CheckLevel, str]] = {"columns": ("look", "; ".join(dataset.notes))} if dataset.notes else {}
     if repeats:
         finding = f"{number_of(len(repeats), 'row')} equal to an earlier row, such as {repeats[0][0]}: {repeats[0][1]}"
@@ -472,7 +472,7 @@ def visit(
     both = (("rows that cannot be used", unusable), ("broken images", broken))
     notes |= {name: ("bad", _listed(bad)) for name, bad in both if bad}
     report = examine_dataset(DatasetFacts(results, rows, group, notes), max_prompt_tokens=max_prompt_tokens)
-    present = {check["check"] for check in report["checks"]}
+    present = {"labels", *(check["check"] for check in report["checks"])}  # "labels": an earlier name
     return {**report, "checks": [*report["checks"], *(c for c in _kept_checks(dataset) if c["check"] not in present)]}
 
 

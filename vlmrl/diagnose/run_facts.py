@@ -210,6 +210,15 @@ class RunFacts:
             weights |= {named[part]: float(single.get("weight", 1.0)) * weight for part, weight in own.items()}
         return weights
 
+    def paid(self, source: str, name: str) -> bool:
+        """Return whether the score depends on a part, as far as this is known: it has a weight, or it is a gate.
+
+        Other parts are measured beside the reward. A part that the weights do not name has weight 0.
+        """
+        weights = self.weights(source)
+        without = (r for r in self.responses if r.source == source and not (r.parts.get(name) or 0.0) > 0)
+        return not weights or weights.get(name, 0.0) != 0 or not any(r.score > 0 for r in without)
+
     def most_possible(self, source: str) -> float | None:
         """Return the largest possible score of a source; None if the weights are not known.
 
@@ -281,16 +290,9 @@ def read_facts(run: Run) -> RunFacts:
 
 
 def _without_unpaid_formats(facts: RunFacts) -> list[Response]:
-    """Return the responses without format parts that nothing depends on: their weight is 0, and none is a gate.
-
-    They are measured beside the reward, often of a format that the prompt does not ask for.
-    """
-    unpaid: set[tuple[str, str]] = set()
-    for source in {r.source for r in facts.responses}:
-        for name, weight in facts.weights(source).items():
-            broken = [r for r in facts.responses if r.source == source and r.parts.get(name) == 0]
-            if weight == 0 and "format" in name.lower() and any(r.score > 0 for r in broken):
-                unpaid.add((source, name))
+    """Return the responses without format parts that are not `paid`: often, the prompt does not ask for the format."""
+    sources, names = {r.source for r in facts.responses}, [n for n in facts.part_names if "format" in n.lower()]
+    unpaid = {(source, name) for source in sources for name in names if not facts.paid(source, name)}
     vars(facts).pop("part_names", None)  # it is computed again without them
     return [
         replace(r, parts={n: v for n, v in r.parts.items() if (r.source, n) not in unpaid}) for r in facts.responses

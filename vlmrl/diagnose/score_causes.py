@@ -59,7 +59,8 @@ def constant_part(facts: RunFacts) -> Iterator[Cause]:
     names_of_value: dict[float | None, list[str]] = {}
     for name in facts.part_names:
         values = facts.part(name)
-        if not values or (len(values) >= limit("few_samples") and min(values) == max(values)):
+        is_constant = not values or (len(values) >= limit("few_samples") and min(values) == max(values))
+        if is_constant and facts.paid(facts.responses[0].source, name):
             names_of_value.setdefault(values[0] if values else None, []).append(name)
     blind = _unlike(facts)
     for value, names in names_of_value.items():
@@ -178,7 +179,7 @@ def pays_length(facts: RunFacts) -> Iterator[Cause]:
         [f"mean length {ends[0]:.0f} tokens in the first third of the steps, {ends[1]:.0f} in the last"] if ends else []
     )
     group = max(usable, key=lambda g: max(r.tokens for r in g) - min(r.tokens for r in g))
-    parts = {n: _part_correlation(usable, n) for n in facts.part_names}
+    parts = {n: _part_correlation(usable, n) for n in facts.part_names if facts.paid(group[0].source, n)}
     best = max(parts, key=lambda n: abs(parts[n]), default=None)
     evidence = [f"the part `{best}` correlates most with length: {parts[best]:+.2f}"] if best and len(parts) > 1 else []
     level: Level = "error" if abs(rho) >= limit("length_error") else "warning"

@@ -143,7 +143,8 @@ holds the ids of many rows in little memory."""
 Range = tuple[float, float]
 
 METHOD = (
-    "Wilson's score interval at the effective sample size of rows that share images; "
+    "Wilson's score interval, and next to 0 and 1 Poisson's limit where it is wider, at the effective sample size of "
+    "rows that share images; "
     "Student's t where no range is known, and of lengths"
 )
 """Method of all intervals of quantities with a range, as shown to people."""

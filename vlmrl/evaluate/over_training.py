@@ -6,7 +6,7 @@ for 100 rows and 30 checkpoints that are all equally good.
 
 Runs are validated at epochs if their recipes set `eval.every_epochs`. Several runs that differ only in their seed are
 one setting: its numbers are means over runs, with the standard deviation between them. The mean over epochs is that of
-all validations after the start; the maximum is taken per run.
+all validations after the start; the maximum is taken per run, and counts the start, because validation may select it.
 """
 
 from __future__ import annotations
@@ -310,50 +310,68 @@ def over_epochs(settings: Sequence[tuple[str, Sequence[RunEpochs]]]) -> list[dic
 
     Args:
         settings: (label, validations of its runs).
-    Returns: each entry has "metric": `<set>/<setting>/<metric>`, "role": test or validation, "label" of its maxima,
-        "settings": one mapping per setting that has the metric: {"label", "kind", "runs": names, "epochs": number of
-        validations after the start, "base", "mean", "max", "selected": each a band {"mean", "sd", "runs"} over runs, or
-        None, "at": epoch of each run's maximum, "paper": column -> published number}.
+    Returns: each entry has "metric": `<set>/<setting>/<metric>`, "role": test or validation, "settings":
+        one mapping per setting that has the metric: {"label", "kind", "runs": names, "epochs": number of validations
+        after the start, "base", "mean", "max", "selected": each a band {"mean", "sd", "runs"} over runs, or None, "at"
+        and "selected_at": epoch of each run's maximum and of the selected one, "best_of": label of the maximum,
+        "paper": column -> published number}.
     """
     names = dict.fromkeys(name for _, runs in settings for run in runs for name in run.values)
     entries = []
     for name in names:
+        role = "test" if any(is_test_split(word) for word in name.split("/")[:-1]) else "validation"
         rows = [
-            _of_setting(label, [run for run in runs if name in run.values], name)
+            _of_setting(label, [run for run in runs if name in run.values], name, role)
             for label, runs in settings
             if any(name in run.values for run in runs)
         ]
         rows = [row for row in rows if row["mean"] is not None]
         if rows:
-            role = "test" if any(is_test_split(word) for word in name.split("/")[:-1]) else "validation"
-            label = best_label(max(row["epochs"] for row in rows), role).replace("checkpoints", "epochs")
-            entries.append({"metric": name, "role": role, "label": label, "settings": rows})
+            entries.append({"metric": name, "role": role, "settings": rows})
     return entries
 
 
-def _of_setting(label: str, runs: Sequence[RunEpochs], name: str) -> dict[str, Any]:
+def notes_of_maxima(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which rows the maxima of `over_epochs` were chosen on, and of how many epochs, for each setting."""
+    labels: dict[str, dict[str, None]] = {}
+    for setting in (setting for entry in entries for setting in entry["settings"]):
+        labels.setdefault(setting["best_of"], {})[setting["label"]] = None
+    return [f"{', '.join(settings)}: {label}" for label, settings in labels.items()]
+
+
+def words_of_start(setting: Mapping[str, Any]) -> str:
+    """Return the epochs that validation selected, if one is epoch 0; else "". Example: at epochs 0, 2."""
+    at = dict.fromkeys(setting["selected_at"])
+    return f"at epoch{'s' * (len(at) > 1)} {', '.join(f'{epoch:g}' for epoch in at)}" if 0 in at else ""
+
+
+def _of_setting(label: str, runs: Sequence[RunEpochs], name: str, role: str) -> dict[str, Any]:
     """Return the numbers of one setting on one metric; see `over_epochs`."""
-    base, mean, best, at, selected = [], [], [], [], []
+    base, mean, best, at, chosen = [], [], [], [], []
     for run in runs:
-        points = list(zip(run.epochs, run.steps, run.values[name], strict=True))
-        later = [(value, epoch, step) for epoch, step, value in points if epoch > 0 and value is not None]
-        base += [value for epoch, _, value in points if epoch == 0 and value is not None]
-        if later:
-            mean.append(fmean(value for value, _, _ in later))
-            top = max(later, key=lambda point: point[0])
+        values = zip(run.values[name], run.epochs, run.steps, strict=True)
+        points = [(value, epoch, step) for value, epoch, step in values if value is not None]
+        base += [value for value, epoch, _ in points if epoch == 0]
+        if later := [value for value, epoch, _ in points if epoch > 0]:
+            mean.append(fmean(later))
+            top = max(points, key=lambda point: point[0])
             best.append(top[0])
             at.append(top[1])
-        selected += [value for _, step, value in points if step == run.selected and value is not None]
+        chosen += [(value, epoch) for value, epoch, step in points if step == run.selected]
+    epochs = max(sum(epoch > 0 for epoch in run.epochs) for run in runs)
+    counted = f"epoch{'s' * (epochs != 1)}{' and the start' * bool(base)}"
     return {
         "label": label,
         "kind": runs[0].kind,
         "runs": [run.name for run in runs],
-        "epochs": max(sum(epoch > 0 for epoch in run.epochs) for run in runs),
+        "epochs": epochs,
         "base": band_of(base),
         "mean": band_of(mean),
         "max": band_of(best),
-        "selected": band_of(selected),
+        "selected": band_of([value for value, _ in chosen]),
         "at": at,
+        "selected_at": [epoch for _, epoch in chosen],
+        "best_of": best_label(epochs, role).replace("checkpoints", counted),
         "paper": published(runs[0].numbers, name, runs[0].kind),
     }
 

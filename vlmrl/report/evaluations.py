@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vlmrl.errors import StoreError
+from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.blind_probe import probe_of
 from vlmrl.evaluate.compare import differences, matched, one_reward
 from vlmrl.evaluate.estimates import excludes_zero
@@ -23,11 +23,13 @@ from vlmrl.evaluate.over_training import (
     RunEpochs,
     group_runs,
     is_finite,
+    notes_of_maxima,
     over_checkpoints,
     over_epochs,
     published_here,
     read_epochs,
     step_of,
+    words_of_start,
     words_of_steps,
 )
 from vlmrl.evaluate.paired import OTHER_REWARDS, Comparison, comparison, sampled_apart, scored_by
@@ -35,12 +37,12 @@ from vlmrl.evaluate.records import Evaluation, read_evaluation
 from vlmrl.evaluate.repeated import BEGINNINGS
 from vlmrl.evaluate.set_metrics import set_metrics_of
 from vlmrl.evaluate.significance import LEADING, rows_needed_of, tests_of, words_of_power, words_of_test
+from vlmrl.recipe.load import recipe_from_resolved
 from vlmrl.report.curves import SMALL, Chart, training_title
 from vlmrl.report.plots import EPOCH, FigureView, Series, confidence_figures, figure_views, interval_bar, line_chart
 from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import (
     ROLES,
-    TRAINING_STEP,
     image_condition,
     made_in_training,
     method_of,
@@ -52,6 +54,7 @@ from vlmrl.store.evaluated_rows import (
     shown_label,
     without_step,
 )
+from vlmrl.store.kept_recipe import read_resolved
 from vlmrl.store.metrics import counted
 from vlmrl.store.runs import Run
 from vlmrl.tasks.reflection import PREFIXES, RATE, RATIOS
@@ -288,23 +291,31 @@ def step_notes(run: Run, label: str) -> list[str]:
 
 
 def validation_changes(run: Run, first: int, last: int) -> dict[str, tuple[dict[str, Any], Comparison]]:
-    """Return metric -> (paired difference between the validations at two steps, its comparison).
+    """Return leading metric -> (paired difference between the validations at two steps, its comparison).
 
-    Return {} if the run has several validation sources, or if one validation cannot be read.
+    They are the validations that choose the best checkpoint. If there are several sources or settings, a name begins
+    with its own. Return {} if one of them is missing or cannot be read.
     """
-    folders_by_step: dict[int, list[Path]] = {}
-    for folder in layout.eval_dirs(run.dir):
-        step = TRAINING_STEP.search(folder.name)
-        if step is not None and made_in_training(folder):
-            folders_by_step.setdefault(int(step[1]), []).append(folder)
-    if first == last or any(len(folders_by_step.get(step, [])) != 1 for step in (first, last)):
-        return {}
-    pair = _read_pair(folders_by_step[first][0], folders_by_step[last][0])
-    if not pair:
-        return {}
-    columns, of_metrics = differences(pair[1], pair[0])
-    tests = tests_of(columns)
-    return {n: (d, comparison(n, d, test=tests.get(n))) for n, d in of_metrics.items()}
+    try:
+        chosen, _ = recipe_from_resolved(read_resolved(run.dir), where=str(run.dir)).eval.selecting
+    except VlmrlError:  # where the recipe is shown, its damage is reported
+        chosen = ""
+    folders: dict[str, dict[int, Path]] = {}
+    for folder in filter(made_in_training, layout.eval_dirs(run.dir)):
+        summary = read_summary(folder)
+        meta, step = summary["meta"], step_of(summary)
+        if role_of(meta) == "validation" and meta.get("setting", "") == chosen and step in (first, last):
+            folders.setdefault(str(meta.get("source")), {})[step] = folder
+    changes: dict[str, tuple[dict[str, Any], Comparison]] = {}
+    for source, at in folders.items():
+        pair = _read_pair(at[first], at[last]) if len(at) == 2 else None
+        if not pair:
+            return {}
+        columns, of_metrics = differences(pair[1], pair[0])
+        tests, words = tests_of(columns), [source] * (len(folders) > 1) + [chosen] * bool(chosen)
+        leading = {n: d for n, d in of_metrics.items() if n in LEADING}
+        changes |= {" ".join([*words, n]): (d, comparison(n, d, test=tests.get(n))) for n, d in leading.items()}
+    return changes
 
 
 def _eval_row(
@@ -368,7 +379,8 @@ class EpochView:
 
     Args:
         groups: the settings, in the order of the columns.
-        rows: one per metric: {"metric", "role", "label", "base", "paper_base", "cells": one per group}.
+        rows: one per metric: {"metric", "cells": one per group, or None}.
+        notes: about the maxima.
         charts: results over epochs.
         training: training metrics over epochs, then over steps.
         source: of the published numbers; "" without any.
@@ -377,6 +389,7 @@ class EpochView:
 
     groups: Sequence[RunGroup]
     rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
     charts: Sequence[Chart]
     training: Sequence[Chart]
     source: str
@@ -409,7 +422,8 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
     return EpochView(
         groups,
         rows,
-        [_epoch_chart(row["metric"], groups, row["base"]["mean"] if row["base"] else None) for row in rows],
+        notes_of_maxima(entries),
+        [_epoch_chart(row["metric"], groups, row["cells"]) for row in rows],
         [*_training_by_epoch(groups), *_training_by_step(groups)],
         next((one.source for group in groups for one in group.epochs if one.numbers and one.source), ""),
         any(len(group.epochs) > 1 for group in groups),
@@ -417,22 +431,16 @@ def view_epochs(runs: Sequence[Run]) -> EpochView | None:
 
 
 def _row(entry: Mapping[str, Any], groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Return a row of the table; the results before training are those of the first setting that has some."""
-    by_label = {setting["label"]: setting for setting in entry["settings"]}
-    paper = next((s["paper"]["base"] for s in entry["settings"] if "base" in s["paper"]), None)
-    return {
-        "metric": entry["metric"],
-        "role": entry["role"],
-        "label": entry["label"],
-        "base": next((s["base"] for s in entry["settings"] if s["base"]), None),
-        "paper_base": paper,
-        "cells": [by_label.get(group.label) for group in groups],
-    }
+    by_label = {s["label"]: {**s, "selected_note": words_of_start(s)} for s in entry["settings"]}
+    return {"metric": entry["metric"], "cells": [by_label.get(group.label) for group in groups]}
 
 
-def _epoch_chart(name: str, groups: Sequence[RunGroup], base: float | None) -> Chart:
+def _epoch_chart(name: str, groups: Sequence[RunGroup], cells: Sequence[Mapping[str, Any] | None]) -> Chart:
+    """Return the curves of a metric, with a line at the mean of all runs before training."""
     series = _bands((g, [_points(run, run.values[name]) for run in g.epochs if name in run.values]) for g in groups)
-    svg = line_chart(name, series, line=base, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
+    starts = [value for cell in cells if cell and cell["base"] for value in cell["base"]["runs"]]
+    line = fmean(starts) if starts else None
+    svg = line_chart(name, series, line=line, line_text="before training", axis=EPOCH, width=SMALL[0], height=SMALL[1])
     return Chart(name, svg, name)
 
 

@@ -97,19 +97,21 @@ def _paired(lines: RunCurves, changes: Changes, alike: bool) -> tuple[str, str]:
     Args:
         alike: whether the answers are nearly all alike, whatever the prompt: a higher score is no proof of learning.
     """
-    ends = [pair for metric in LEADING if (pair := validated_ends(lines, metric)) is not None]
-    if not ends:
+    names = (*LEADING, "loss", "metric")  # validations of several sources share only the last one
+    ends = next((pair for name in names if (pair := validated_ends(lines, name)) is not None), None)
+    if ends is None or "eval/loss" in ends[0]:
         return _by_loss(lines), ""
-    first, last = ends[0]
+    first, last = ends
     if first["step"] == last["step"]:
         return "It is not known whether it learned: there is only one validation.", ""
-    compared = {name: change for name, change in changes(first["step"], last["step"]).items() if name in LEADING}
+    compared = changes(first["step"], last["step"])
     if not compared:
         return "It is not known whether it learned: the validations have no rows that can be paired.", ""
     comparisons: set[Comparison] = {comparison for _, comparison in compared.values()}
     answer = "alike" if alike and comparisons & {"better"} else overall(comparisons)
     numbers = ", ".join(f"{name} {signed({**d, 'difference': d['value']})}" for name, (d, _) in compared.items())
-    paired = number_of(next(iter(compared.values()))[0]["n"], "response")
+    counts = {name.rpartition(" ")[0]: int(d["n"]) for name, (d, _) in compared.items()}
+    paired = number_of(sum(counts.values()), "response")
     text = f"{BEGINNINGS[answer]}: validation {numbers}, paired on {paired}, step {first['step']} to {last['step']}."
     return text, COLOURS.get(answer, "")
 

@@ -577,6 +577,8 @@ def test_a_format_that_nothing_depends_on_is_no_cause(tmp_path):
     unpaid = replace(plain, spec=user_reward(lambda x: {"think_format": 0.0, "answer": float("1" in x.response)}))
     unpaid = replace(unpaid, spec=replace(unpaid.spec, weights={"think_format": 0.0, "answer": 1.0}))
     assert "format_unmet" not in {c.name for c in diagnose(make_run(tmp_path / "a", unpaid)).causes}
+    unnamed = replace(unpaid, spec=replace(unpaid.spec, weights={"answer": 1.0}))
+    assert not {"format_unmet", "constant_part"} & {c.name for c in diagnose(make_run(tmp_path / "c", unnamed)).causes}
     paid = replace(unpaid, spec=replace(unpaid.spec, weights={"think_format": 0.1, "answer": 1.0}))
     assert "format_unmet" in {c.name for c in diagnose(make_run(tmp_path / "b", paid)).causes}
 

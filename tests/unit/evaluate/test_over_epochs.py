@@ -10,7 +10,16 @@ from epoch_runs import PAPER, epoch_run
 from typer.testing import CliRunner
 
 from vlmrl.cli.app import app
-from vlmrl.evaluate.over_training import RunEpochs, epoch_means, group_runs, over_epochs, published_here, read_epochs
+from vlmrl.evaluate.over_training import (
+    RunEpochs,
+    epoch_means,
+    group_runs,
+    notes_of_maxima,
+    over_epochs,
+    published_here,
+    read_epochs,
+    words_of_start,
+)
 
 TEST, VALIDATION = "test/pass8/pass@8", "validation/pass8/pass@8"
 # Epochs 0 to 3. Seed 1: mean (0.3 + 0.5 + 0.4) / 3 = 0.4, maximum 0.5 at epoch 2, selected epoch 3: 0.4.
@@ -44,7 +53,9 @@ def test_base_mean_maximum_and_selected_over_two_seeds_by_hand(tmp_path):
     assert setting["at"] == [2.0, 3.0]
     assert setting["paper"] == {"base": 0.29, "mean": 0.352, "max": 0.427}
     assert entry["role"] == "test"
-    assert entry["label"] == "best of 3 epochs, chosen on these test rows themselves: too good for new rows"
+    label = "best of 3 epochs and the start, chosen on these test rows themselves: too good for new rows"
+    assert setting["best_of"] == label and notes_of_maxima([entry]) == [f"A: {label}"]
+    assert setting["selected_at"] == [3.0, 1.0] and words_of_start(setting) == ""
 
 
 def test_columns_of_sft_and_rl_have_their_own_published_numbers(tmp_path):
@@ -58,10 +69,22 @@ def test_columns_of_sft_and_rl_have_their_own_published_numbers(tmp_path):
         {"base": 0.36},
         {"base": 0.36, "mean": 0.485, "max": 0.557},
     ]
-    assert of_validation["label"] == "best of 1 checkpoints, chosen on these validation rows".replace(
-        "checkpoints", "epochs"
-    )
+    label = "best of 1 epoch and the start, chosen on these validation rows"
+    assert [s["best_of"] for s in of_validation["settings"]] == [label, label]
     assert [s["max"]["sd"] for s in of_validation["settings"]] == [None, None]
+
+
+def test_a_start_that_validation_selected_is_marked_and_counts_for_the_maximum(tmp_path):
+    runs = [epoch_run(tmp_path, f"rl-{i}", {VALIDATION: [0.9, 0.7, 0.8]}, seed=i, best=i) for i in (0, 2)]
+    short = epoch_run(tmp_path, "short", {VALIDATION: [0.5, 0.6]}, lr=1.0, best=0)
+    settings = [("A", [read(run) for run in runs]), ("B", [read(short)])]
+    entries = over_epochs(settings)
+    first, second = only(entries, VALIDATION)["settings"]
+    assert (first["max"]["runs"], first["at"], first["selected"]["runs"]) == ([0.9, 0.9], [0.0, 0.0], [0.9, 0.8])
+    assert [words_of_start(s) for s in (first, second)] == ["at epochs 0, 2", "at epoch 0"]
+    rows = "chosen on these validation rows"
+    notes = [f"A: best of 2 epochs and the start, {rows}", f"B: best of 1 epoch and the start, {rows}"]
+    assert notes_of_maxima(entries) == notes
 
 
 def test_runs_are_one_setting_if_nothing_but_seeds_differs(tmp_path):

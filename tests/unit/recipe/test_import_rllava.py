@@ -282,6 +282,21 @@ def test_an_unknown_setting_is_named_as_unknown(tmp_path):
     assert left(report) == {"surprise.a": "no counterpart is known"}
 
 
+@pytest.mark.parametrize(
+    ("script", "rollout"),
+    [
+        ("torchrun -m rllava.train.pipeline.rlvr actor.model.model_path=m/m", "rollout"),
+        ("python3 -m verl.trainer.main worker.actor.model.model_path=m/m", "worker.rollout"),
+        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m/m", "actor_rollout_ref.rollout"),
+    ],
+)
+def test_an_unknown_setting_of_a_known_table_is_named_as_unknown(tmp_path, script, rollout):
+    words = f"{rollout}.foo=3 {rollout}.gpu_memory_utilization=0.4"
+    _, report = imported(tmp_path, f"{script} data.train_files=a/b {words}\n", "run.sh")
+    assert left(report)[f"{rollout}.foo"] == "no counterpart is known"
+    assert left(report)[f"{rollout}.gpu_memory_utilization"].startswith("the engine decides this itself")
+
+
 @pytest.mark.parametrize(("text", "name"), [(SHAPES, "run.sh"), (BASE_YAML, "c.yaml"), (MINIMAL, "c.yaml")])
 def test_what_is_imported_passes_the_rules(tmp_path, monkeypatch, text, name):
     monkeypatch.chdir(tmp_path)

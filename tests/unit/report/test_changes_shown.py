@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from vlmrl.store import layout
 from vlmrl.store.evaluated_rows import training_name
 from vlmrl.store.runs import Run, create_run
 
+EVALUATION = {"split": "validation", "source": "digits"}
+
 
 def opening(run: Run) -> tuple[str, str]:
     """(class, text) of the sentence that says whether the run learned."""
@@ -24,7 +27,7 @@ def opening(run: Run) -> tuple[str, str]:
     return found
 
 
-def validated(run: Run, scores: dict[int, list[float]], **fields: Any) -> Run:
+def validated(run: Run, scores: dict[int, list[float]], of: dict[str, Any] = EVALUATION, **fields: Any) -> Run:
     """The run with the rows of its validations, each row with an image of its own, and row -> value of `fields`."""
     for step, values in scores.items():
         rows = [
@@ -32,8 +35,8 @@ def validated(run: Run, scores: dict[int, list[float]], **fields: Any) -> Run:
             | {name: value(i) for name, value in fields.items()}
             for i, s in enumerate(values)
         ]
-        meta = {"split": "validation", "source": "digits", "during": "training", "step": step, "greedy": True}
-        folder = layout.eval_dir(run.dir, training_name("validation", "digits", step))
+        meta = {"during": "training", "step": step, "greedy": True, **of}
+        folder = layout.eval_dir(run.dir, training_name(of["split"], of["source"], step, of.get("setting", "")))
         write_evaluation(folder, Evaluation(rows, summarise(rows)), meta)
     return run
 
@@ -52,6 +55,28 @@ def test_the_page_opens_with_whether_the_run_learned(tmp_path: Path, last, colou
     found, text = opening(run)
     assert (found, text[: len(begins)]) == (colour, begins)
     assert text.endswith(", paired on 16 responses, step 0 to 4.")
+
+
+@pytest.mark.parametrize("sources", [["digits"], ["birds", "digits"]])
+def test_the_page_opens_with_the_validations_that_choose_checkpoints(tmp_path: Path, sources: list[str]):
+    """They have one set of rows and one setting; the mean over the sources counts."""
+    settings = {"greedy": {}, "pass8": {"temperature": 1.0, "samples": 8}}
+    recipe = {"model": {"path": "m"}, "data": [{"path": "d"}], "reward": {"name": "math"}}
+    recipe |= {"kind": "rl", "eval": {"settings": settings, "metric": "pass8/reward"}}
+    resolved = {"schema": 1, "recipe": recipe, "origins": {}}
+    with create_run(tmp_path, kind="rl", recipe_name="r", resolved=resolved) as run:
+        run.log(0, "train", {"optim/grad_norm": 1.0})
+        for step in (0, 4):
+            run.log(step, "validation", {"eval/metric": 0.5})
+    better, worse = {0: [0.1] * 16, 4: [0.9] * 16}, {0: [0.9] * 16, 4: [0.1] * 16}
+    for source, split, setting in itertools.product(sources, ("validation", "test"), settings):
+        of = {"split": split, "source": source, "role": split, "setting": setting}
+        validated(run, better if (split, setting) == ("validation", "pass8") else worse, of)
+    colour, text = opening(run)
+    begin = "birds " if len(sources) > 1 else ""
+    assert (colour, text.partition(" +")[0]) == ("up", f"It learned: validation {begin}pass8 reward"), text
+    assert text.count("pass8 reward +0.800") == len(sources) and "greedy" not in text
+    assert text.endswith(f", paired on {16 * len(sources)} responses, step 0 to 4.")
 
 
 @pytest.mark.slow

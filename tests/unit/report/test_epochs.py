@@ -35,7 +35,7 @@ def test_seeds_are_one_column_and_their_curve_has_a_band(tmp_path):
     sft, rl = row["cells"]
     # rl: means (0.3 + 0.4) / 2 = 0.35 and (0.3 + 0.6) / 2 = 0.45
     assert (sft["mean"]["mean"], round(rl["mean"]["mean"], 9)) == (0.1, 0.4)
-    assert row["paper_base"] == 0.29 and rl["paper"]["mean"] == 0.352
+    assert sft["paper"]["base"] == 0.29 and rl["paper"]["mean"] == 0.352
     assert view.charts[0].svg.count('band"') == 1, "one run has no band, two have one"
     assert "before training" in view.charts[0].svg
     titles = [chart.title for chart in view.training]
@@ -46,7 +46,10 @@ def test_seeds_are_one_column_and_their_curve_has_a_band(tmp_path):
 def test_the_page_shows_both_columns_the_paper_and_the_label_of_the_maximum(tmp_path):
     page = render_report(runs_of(tmp_path))
     text = re.sub(r"<[^>]+>", " ", page)
-    assert "best of 2 epochs, chosen on these test rows themselves: too good for new rows" in text
+    assert (
+        "RL: rl-0, rl-1: best of 2 epochs and the start, chosen on these test rows themselves: too good for new rows"
+        in text
+    )
     assert re.search(r"0\.400\s+(&plusmn;|±)\s+0\.071", text)
     assert re.search(r"paper\s+0\.352", text) and "Paper: arXiv:2504.02587, Table 3" in re.sub(r"\s+", " ", text)
     assert "Reflection" in text and "&#34;wait&#34; (maye)" in page

@@ -14,6 +14,7 @@ import task_tables
 from PIL import Image
 from task_tables import checks_of, rows_of, sizes_of
 
+from vlmrl.data.doctor import visit
 from vlmrl.data.images import encode_png
 from vlmrl.data.open_dataset import open_dataset
 from vlmrl.errors import DataError
@@ -84,6 +85,27 @@ def test_mayes_folder_keeps_its_splits_answers_and_images(tmp_path: Path) -> Non
     assert dataset.image_bytes(train[2].media[0]) == (source / "images" / "a_2.png").read_bytes()
     finding = checks_of(prepared.info)["answers"][1]
     assert "1 rows spell another answer" in finding and "train line 6" in finding
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_prep_and_doctor_say_alike_what_guessing_earns(tmp_path: Path, is_drawn: bool) -> None:
+    options = {"synthetic": 12, "topics": "squares", "width": 112} if is_drawn else {}
+    prepared = prepare(tmp_path, None if is_drawn else geometry_folder(tmp_path), **options)
+    dataset = open_dataset(Data(path=str(prepared.path)))
+    old = {"check": "labels", "verdict": "ok", "finding": "none to count"}  # of a dataset of an earlier version
+    dataset.info["doctor"]["checks"].append(old)
+    visited = visit(dataset, lambda row: 1, workers=1)["checks"]
+    for checks in (prepared.info["doctor"]["checks"], visited):
+        of_labels = {c["check"]: c["finding"] for c in checks if c["check"] in ("labels", "majority class")}
+        assert list(of_labels) == ["majority class"] and "train: always `" in of_labels["majority class"]
+
+
+def test_many_different_answers_are_no_classes(tmp_path: Path) -> None:
+    rows = {f"geometry3k_{name}_v0.jsonl": [maye_row(name, i) for i in range(20)] for name in ("rl", "test")}
+    rows["geometry3k_rl_v0.jsonl"].append(maye_row("rl", 20))
+    prepared = prepare(tmp_path, maye_folder(tmp_path / "geometry3k", rows))
+    (check,) = [c for c in prepared.info["doctor"]["checks"] if c["check"] == "majority class"]
+    assert check["finding"].startswith("none to count")
 
 
 def test_the_same_folder_gives_the_same_dataset_and_no_path_is_kept(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ SCHEDULES = {
 }
 USUAL_TURNS, SHOWN_TOKENS = Environment().turns, 1024
 """Turns of an episode if the other system has no limit, and tokens for what tools show between two turns."""
+ENGINE_KEYS = """gpu_memory_utilization tensor_parallel_size tensor_model_parallel_size data_parallel_size
+expert_parallel_size pipeline_model_parallel_size max_model_len max_num_batched_tokens max_num_seqs micro_batch_size
+enforce_eager enable_chunked_prefill enable_prefix_caching free_cache_engine load_format dtype quantization async_mode
+cudagraph_capture_sizes disable_tqdm disable_log_stats ignore_eos prompt_length response_length trust_remote_code
+skip_tokenizer_init scheduling_policy bucket_size engine_kwargs. vllm. sglang."""
+"""Settings of an engine that the systems derived from verl share."""
 COUNTED_LATER = "the steps are counted when a run starts; the last rows of an epoch are trained on, too"
 """Note about `train.epochs`, used if the import cannot compute the number of steps."""
 
@@ -556,6 +562,12 @@ def file_name(dotted: str) -> str:
     """Return `package.module.Name` as package/module.py:Name; a text that names a file stays as it is."""
     module, _, name = dotted.rpartition(".")
     return dotted if ".py:" in dotted or not module else f"{module.replace('.', '/')}.py:{name}"
+
+
+def of_engine(start: str) -> dict[str, str]:
+    """Return name -> reason why it is left out, for the settings of an engine whose names begin with `start`."""
+    why = "the engine decides this itself; rollout.kv_cache_gib can be set"
+    return {f"{start}.{key}": why for key in ENGINE_KEYS.split()}
 
 
 def number(convert: Callable[[Any], Any], value: Any, lowest: float | None = None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmrl.recipe.imports.draft import KL_NAMES, Draft
+from vlmrl.recipe.imports.draft import KL_NAMES, Draft, of_engine
 
 ACTOR = "worker.actor"
 DEFAULTS: dict[str, Any] = {
@@ -129,9 +129,8 @@ LEFT = {
     "worker.ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
     "worker.rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
     "worker.rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
-    "worker.rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    **of_engine("worker.rollout"),
     "worker.reward.reward_type": "recognised by the function's parameters (reward.style)",
-    "worker.reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
     "trainer.nnodes": "see `vlmrl launch slurm`",
     "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
     "trainer.val_only": "use `vlmrl eval`",

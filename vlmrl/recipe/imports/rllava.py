@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmrl.errors import RecipeError
-from vlmrl.recipe.imports.draft import Draft, file_name, number
+from vlmrl.recipe.imports.draft import Draft, file_name, number, of_engine
 from vlmrl.recipe.imports.read import beside, read_table
 from vlmrl.recipe.imports.verl import ADVANTAGES, LOSSES, numbers_of_loss
 
@@ -153,13 +153,14 @@ LEFT = {
         "ref.": "the reference is loaded if algo.kl_coef is above 0, in the same way as the policy",
         "rollout.seed": "each sample has a seed of its own, from train.seed, step and prompt",
         "rollout.val_override_config.": "validation is greedy: sampling makes the best checkpoint a matter of luck",
+        "rollout.env_config_path": "a response has one turn",
         "rollout.limit_images": "a prompt has the images of its row",
         "rollout.discount rollout.tool_config_path rollout.partial_rollout": NOT_READ,
-        "rollout.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+        **of_engine("rollout"),
         "reward.reward_type": "recognised by the function's parameters (reward.style)",
         "reward.skip_special_tokens": "a reward gets the response without special tokens",
+        "reward.model.": "see [reward]",
         "reward.num_cpus": "rewards run in worker processes (reward.workers)",
-        "reward.": "rewards run in worker processes (reward.workers, reward.timeout_seconds)",
         "trainer.nnodes": "see `vlmrl launch slurm`",
         "trainer.max_try_make_batch": "no filter is on, so nothing is drawn again",
         "trainer.val_only": "use `vlmrl eval`",

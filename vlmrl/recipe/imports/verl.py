@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vlmrl.recipe.imports.draft import Draft, file_name, number
+from vlmrl.recipe.imports.draft import Draft, file_name, number, of_engine
 from vlmrl.recipe.imports.read import beside, read_table
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -174,12 +174,12 @@ LEFT = {
     f"{MULTI_TURN}.": "no counterpart is known",
     f"{ROLLOUT}.agent.": "environment.workers limits the tools that run at the same time",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "the update computes the old log-probs itself",
-    f"{ROLLOUT}.": "the engine decides this itself; rollout.kv_cache_gib can be set",
+    **of_engine(ROLLOUT),
     f"{MODEL}.mtp.": "heads that predict several tokens are not trained",
     f"{MODEL}.use_remove_padding": "rows are always packed without padding",
     f"{MODEL}.use_fused_kernels": "log-probs are always computed without the logits of a whole row",
     f"{MODEL}.": "no counterpart is known",
-    "actor_rollout_ref.": "all ranks train and generate; rollout.engine_gpus reserves GPUs for generating",
+    "actor_rollout_ref.hybrid_engine": "all ranks train and generate; rollout.engine_gpus reserves GPUs for generating",
     "critic.": "the critic is a head on the policy (algo.advantage = gae)",
     "reward_model.": "see [reward]",
     "reward.": "see [reward]",

@@ -47,7 +47,7 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             continue
         path = Path(data.path)
         if not path.exists():
-            yield _missing(loaded, key, data.path, _how_to_make(loaded, data) if data.task != "table" else None)
+            yield _missing(loaded, key, data.path, _how_to_make(loaded, data, key) if data.task != "table" else None)
         elif path.is_dir() and not _is_dataset_folder(path):
             hint = "make it with `vlmrl prep`, or name a table file or a folder of them"
             message = f"the folder {path} has no dataset.json and no table, so it is not a dataset"
@@ -57,12 +57,16 @@ def _data_paths(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield Problem(f"`{dotted(key)}` is {path}: this kind of table cannot be read", loaded.where(key), hint)
 
 
-def _how_to_make(loaded: LoadedRecipe, data: Data) -> str:
-    """Return a hint with the command that makes a task's dataset; it uses published rows if the recipe names them."""
-    published = loaded.recipe.paper.get("dataset")
-    source = f" hub:{published}" if isinstance(published, str) else ""
+def _how_to_make(loaded: LoadedRecipe, data: Data, key: Key) -> str:
+    """Return a hint with the command that makes a task's dataset: that after `First:` in the recipe.
+
+    Else it is that in the file that names the path, else the command with the task's defaults.
+    """
+    place = loaded.places.get(key)
+    text = loaded.text + (place.file.read_text("utf-8", "replace") if place and place.file else "")
+    first = re.search(rf"First: (vlmrl prep {re.escape(data.task)}(?: [^\s(]*[^\s(,])*)", text)
     out = f" --out {data.path}" if Path(data.path) != Path("data") / data.task else ""
-    return f"make it first: `vlmrl prep {data.task}{source}{out}`"
+    return f"make it first: `{first[1] if first else f'vlmrl prep {data.task}{out}'}`"
 
 
 def _is_dataset_folder(path: Path) -> bool:

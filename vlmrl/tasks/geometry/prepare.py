@@ -79,7 +79,8 @@ def made_rows(
                 images.append(examine(member.image))
                 files[images[-1].media.sha256] = member.image
             tokens = lengths.of({"problem": _text_of(member)}, [images[i].media for i in numbers])
-            planned[split].append(PlannedRow(member, RowFacts(numbers, None, None, tokens, (), name)))
+            answer = (member.problem if isinstance(member, DrawnProblem) else member).answer
+            planned[split].append(PlannedRow(member, RowFacts(numbers, answer, None, tokens, (), name)))
     return planned, images, files
 
 
@@ -286,7 +287,7 @@ def survey_rows(collection: Collection, checked: CheckedTables) -> tuple[list[st
         differing += [line["where"]] if line["differs"] else []
         unread += [f"{line['where']} {show(line['text'], 40)}"] if line["unread"] else []
         tokens = lengths.of({"problem": line["problem"]}, [checked.images[i].media for i in images])
-        row = PlannedRow(key, RowFacts(images, None, None, tokens, (), line["where"]))
+        row = PlannedRow(key, RowFacts(images, line["text"], None, tokens, (), line["where"]))
         alike[split, images, line["problem"]].append((line["text"], row))
     for (split, _, _), rows in alike.items():
         _keep_one(checked, split, rows)
