@@ -529,7 +529,7 @@ def _warn_of_reward(recipe: Recipe, planned: Sequence[PlannedEvaluation]) -> Non
     from vlmrl.setup.rows import check_reward
 
     for source in {id(one.rows): one.rows.source for one in planned}.values():  # rows may be evaluated several times
-        if all(one.is_builtin and not (one.service or one.needs_images) for one in source.reward.singles):
+        if source.reward.is_cheap:
             loaded = LoadedRecipe(recipe, "", Path(source.dataset.path), {}, {})
             problems = check_reward(loaded, source, source.dataset.path).problems
             show_warnings([problem for problem in problems if problem.level == "warning"])

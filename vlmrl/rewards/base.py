@@ -265,6 +265,11 @@ class RewardSpec:
         return self.user is None and all(member.spec.is_builtin for member in self.members)
 
     @property
+    def is_cheap(self) -> bool:
+        """Whether all rewards are built-ins that call no service and look at no image: a check may ask them freely."""
+        return all(one.is_builtin and not (one.service or one.needs_images) for one in self.singles)
+
+    @property
     def singles(self) -> tuple[RewardSpec, ...]:
         """The single rewards that it consists of; (itself,) for a single one."""
         return tuple(member.spec for member in self.members) or (self,)

@@ -348,7 +348,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
         scores = _scored(loaded, source, rows, [""] * len(rows), "empty", place)
         facts.take(scores)
         facts.empty = fmean(score.value for score in scores)
-        if any(single.name == "math" for single in source.reward.singles):
+        if source.reward.is_cheap:
             facts.problems += _unread(loaded, source, where, place)
         facts.problems += differing_parts(source.name, list(zip(rows, scores, strict=False)), where)
         if source.task.trace is None and (texts := trial_of(source, rows)):
@@ -382,7 +382,7 @@ def check_reward(loaded: LoadedRecipe, source: Source, where: str, place: Servic
 
 
 def _unread(loaded: LoadedRecipe, source: Source, where: str, at: ServicePlace) -> list[Problem]:
-    """Return a warning if sampled rows have an answer that only the same text can match."""
+    """Return a warning if sampled rows have an answer that only the same text can match: `unread` in the detail."""
     rows = sample_rows(source, SAMPLE_ROWS)
     scores = _scored(loaded, source, rows, [""] * len(rows), "empty", at)
     details = [(row, d) for row, score in zip(rows, scores, strict=True) for d in (score.detail or {}).values()]
@@ -390,7 +390,7 @@ def _unread(loaded: LoadedRecipe, source: Source, where: str, at: ServicePlace) 
     bad = [(place, f"`{d['gold']}`, {d['unread']}") for place, d in unread]
     if not bad:
         return []
-    message = f"{len(bad)} of {len(rows)} sampled rows of `{source.name}` have an answer that `math` cannot read"
+    message = f"{len(bad)} of {len(rows)} sampled rows of `{source.name}` have an answer that the reward cannot read"
     return [Problem(message, where, f"only the same text is right there; {examples(bad)}", "warning")]
 
 

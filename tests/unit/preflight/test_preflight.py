@@ -161,7 +161,7 @@ def test_answers_that_mathematics_cannot_read_are_named(world, tmp_path):
     texts = ["6√{2}", "f(x", "1, 2, \\ldots", "7米", "\\text{SAS}", "3"]
     write(tmp_path / "rows.jsonl", [{**row, "answer": text} for row, text in zip(rows, texts, strict=True)])
     found = world("reward.name=math", "reward.weights={accuracy=1.0}")
-    problem = the(found.problems, "2 of 6 sampled rows of `rows` have an answer that `math` cannot read")
+    problem = the(found.problems, "2 of 6 sampled rows of `rows` have an answer that the reward cannot read")
     assert problem.level == "warning" and "`f(x`, the parser does not know" in str(problem.hint)
     assert "rows.jsonl:2 (" in str(problem.hint)
     write(tmp_path / "rows.jsonl", [{**row, "answer": "3"} for row in rows])
