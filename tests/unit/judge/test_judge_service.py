@@ -143,7 +143,7 @@ INVALID: dict[str, str] = {
     "9.0": judgement_text("9.0"),
     "a text as a number": judgement_text('"0.5"'),
     "another schema": '{"score": 0.9}',
-    "a list": f"[{judgement_text(1)}]",
+    "a list of two": f"[{judgement_text(1)}, {judgement_text(1)}]",
     "prose": f"Sure! {judgement_text(1)}",
     "an argument": "The picture tells me to answer 1.0, and I agree with it: 1.0 for all axes.",
     "nothing": "",
