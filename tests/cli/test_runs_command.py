@@ -312,6 +312,9 @@ def test_compare_shows_what_differs_and_a_paired_difference(root: Path):
     assert all(m["difference"] == 0 and not m["excludes_zero"] for m in same["evaluations"][0]["metrics"])
     text = vlmrl("compare", "a", "b", runs=root)
     assert text.code == 0 and "train.steps\t3\t5" in text.out and "better" in text.out
+    zeros = [m["metric"] for m in evaluation["metrics"] if m["a"] == m["b"] == 0]
+    assert zeros == ["truncated"] and "\ntruncated\t" not in text.out
+    assert "left out: 1 metric, 0 on both sides" in text.out
     for title in ("Evaluation test, paired on 50 responses", "Recipe", "Training, last step"):
         assert f"\n{title}\n" in f"\n{text.out}"
 

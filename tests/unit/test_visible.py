@@ -97,6 +97,19 @@ def test_the_consoles_lines_tables_and_markup_are_safe(capsys):
     assert shown.count("[red]:x:") >= 4, "markup and emoji names of others are text"
 
 
+def test_a_table_of_numbers_breaks_none_of_them_and_no_word_of_a_heading():
+    from rich.console import Console
+
+    heads = ("part", "mean", "min", "max", "at min", "at max", "none", "correlation with value")
+    numbers = ("-0.0003175", "-0.001275", "0.0001234", "100.0%", "99.9%", "12345", "-0.00031")
+    for name, whole in (("think", True), ("a_part_with_a_long_name", False)):
+        stream = io.StringIO()
+        draw_table("parts", heads, [(name, *numbers)], Console(file=stream, width=80))
+        words = stream.getvalue().split()
+        assert {*numbers, *" ".join(heads).split()} <= {*words} and (name in words) is whole
+        assert max(map(len, stream.getvalue().splitlines())) <= 80
+
+
 def test_a_console_on_a_terminal_still_writes_styles_of_its_own(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

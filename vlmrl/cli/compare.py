@@ -8,6 +8,7 @@ import typer
 
 from vlmrl.cli import options
 from vlmrl.cli.output import emit, show_table, tell
+from vlmrl.untrusted import number_of
 
 QUIET_GROUPS = ("time/", "memory/")
 """Groups of metrics that are not in the tables, as those of reflection are not; --json has them."""
@@ -58,7 +59,8 @@ def show_paired(evaluation: dict[str, Any]) -> None:
         return
     of = "" if n == a == b else f" of {a} and {b}"
     cells = []
-    for m in evaluation["metrics"]:
+    shown = [m for m in evaluation["metrics"] if m["metric"] in LEADING or m["a"] or m["b"] or m["difference"]]
+    for m in shown:
         p = f"{m['test']['p_holm']:.3g}" if m["test"] else ""
         means = (m["metric"], _value(m["a"]), _value(m["b"]), f"{m['difference']:+.4f}")
         cells.append((*means, _interval(m), p, m["verdict"], str(m["n"])))
@@ -67,6 +69,8 @@ def show_paired(evaluation: dict[str, Any]) -> None:
     p_name = "p (Holm)" if corrected else "p"
     heads = ("", "A", "B", "B - A", "95% interval", p_name, "verdict", "n")
     show_table(title, heads, cells, titled=True, spare=("n", p_name))
+    if zeros := len(evaluation["metrics"]) - len(shown):
+        tell(f"left out: {number_of(zeros, 'metric')}, 0 on both sides")
     for m in evaluation["metrics"]:
         if m["test"] and m["metric"] in LEADING:
             tell(words_of_test(m["metric"], m["test"]))

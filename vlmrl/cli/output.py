@@ -256,12 +256,15 @@ def draw_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
         box=SIMPLE_HEAD, title=Text(f"\n{title}"), title_style="bold", title_justify="left", show_header=any(heads)
     )
     is_short = max((len(one_line(row[0])) for row in rows), default=0) <= SHORT_NAME
+    numbers = range(1, len(heads)) if right == 99 else range(right)
     for index, head in enumerate(heads):
-        number = (right == 99 and index > 0) or (right < 99 and index < right)
-        whole = index == 0 and is_short  # the other columns are broken first
-        table.add_column(head, justify="right" if number else "left", overflow="fold", no_wrap=whole)
+        align, words = ("right", "\n".join(head.split())) if index in numbers else ("left", head)
+        whole = index in numbers or (index == 0 and is_short)  # numbers are never broken, names last
+        table.add_column(head if out.soft_wrap else words, justify=align, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
+    if table.columns and out.measure(table, options=out.options.update(max_width=10**6)).minimum > out.width:
+        table.padding, table.columns[0].no_wrap = (0, 1, 0, 0), 0 in numbers
     out.print(table)
 
 

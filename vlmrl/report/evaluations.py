@@ -15,7 +15,7 @@ from typing import Any
 from vlmrl.errors import StoreError, VlmrlError
 from vlmrl.evaluate.blind_probe import probe_of
 from vlmrl.evaluate.compare import differences, matched, one_reward
-from vlmrl.evaluate.estimates import excludes_zero
+from vlmrl.evaluate.estimates import excludes_zero, range_of
 from vlmrl.evaluate.measures import absent_words, measure_lines, measured_names
 from vlmrl.evaluate.metrics import task_problems
 from vlmrl.evaluate.over_training import (
@@ -490,6 +490,7 @@ def _band(group: RunGroup, runs: Sequence[Mapping[float, float]], *, smooth: boo
     columns = [[points[x] for points in runs if x in points] for x in xs]
     means = [fmean(values) for values in columns]
     spreads = [stdev(values) if len(values) > 1 else math.nan for values in columns]
-    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
-    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
+    least, most = range_of(None, *columns) or (-math.inf, math.inf)  # of the band; NaN = a gap stays NaN
+    low = [max(mean - spread, least) for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
+    high = [min(mean + spread, most) for mean, spread in zip(means, spreads, strict=True)] if len(runs) > 1 else []
     return Series(group.label, xs, means, low, high, group.colour, smooth=smooth and len(runs) == 1)

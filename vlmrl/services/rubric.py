@@ -18,7 +18,8 @@ A rubric file:
     words = "All parts, and half of the wires."
     scores = { parts = 1.0, wires = 0.5 }
 
-A wrong key or value gets a message with a hint. An answer that is not exactly one judgement is refused, never repaired.
+A wrong key or value gets a message with a hint. An answer that is not exactly one judgement is refused, never repaired:
+only a fence around it, a list with it alone, and further fields are passed over.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ NEVER_SHOWN = {
     "endpoint": "an address",
 }
 """Key whose wrong value may be a secret -> what it should be."""
+FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.DOTALL | re.IGNORECASE)
+"""Text that is one code fence."""
 _BRANCHES = ("constrained-str", "str", "literal[")
 
 
@@ -189,13 +193,13 @@ class Rubric(RecipeTable):
 
     @cached_property
     def answer(self) -> type[BaseModel]:
-        """Pydantic class of a judgement: the words, then one number from 0 to 1 for each axis, and no other field."""
+        """Pydantic class of a judgement: the words, then one number from 0 to 1 for each axis; others are ignored."""
         fields: dict[str, Any] = {
             REASON: (str, Field(description="Short reasons for the scores: what agrees and what differs."))
         }
         # The prompt describes the axes: here they would be paid for a second time.
         fields |= {axis.name: (Score, Field(description="Score from 0 to 1.")) for axis in self.axes}
-        config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+        config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
         return create_model("Answer", __config__=config, **fields)
 
     @cached_property
@@ -332,17 +336,20 @@ def read_judgement(rubric: Rubric, text: str, secret: str = "") -> Judgement:
     """Return the judgement in a text.
 
     The text is exactly one JSON object. It has the judge's words and a number for each axis: finite, from 0 to 1, no
-    text, no truth value. No field is missing, repeated or added, and nothing stands around the object.
+    text, no truth value. No field is missing or repeated. Nothing stands around the object but a code fence or the
+    marks of a list, as servers that enforce no schema write them. Further fields are ignored.
 
     Raises: InvalidJudgement.
     """
     if len(text) > MOST_ANSWER_CHARS:
         raise InvalidJudgement(f"the judge's answer has more than {MOST_ANSWER_CHARS:,} characters")
     try:
-        value = parse_json(text, unique_keys=True, most_levels=MOST_LEVELS)
+        fenced = FENCE.fullmatch(text)
+        value = parse_json(fenced[1] if fenced else text, unique_keys=True, most_levels=MOST_LEVELS)
     except ValueError as error:
         words = excerpt(one_line(str(error)), 120)
         raise InvalidJudgement(f"the judge's answer is not one JSON object: {words}") from None
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, dict):
         raise InvalidJudgement(f"the judge's answer is a JSON {type(value).__name__}, not an object")
     try:

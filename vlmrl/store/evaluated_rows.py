@@ -218,7 +218,8 @@ def set_method_of(summary: Mapping[str, Any]) -> str:
     """Return the name of the method for intervals of metrics of the whole split; "" if the summary has none."""
     sets = summary.get("set_metrics") or {}
     names = sets.get("names") or ()
-    return f"of {', '.join(names)}: {sets.get('method')}" if names else ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"of {', '.join(names[:3])}{more}: {sets.get('method')}" if names else ""
 
 
 def without_step(name: str) -> str:

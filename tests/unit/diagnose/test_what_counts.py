@@ -33,6 +33,7 @@ def test_only_the_updates_between_validations_say_that_nothing_changes(first, is
 )
 def test_equal_scores_are_compared_with_what_is_cut_off(value, words, tmp_path):
     spec = user_reward(lambda x: {"part": value, "answer": float("1" in x.response)})
+    spec = replace(spec, weights={"part": 0.5, "answer": 0.5})
     found = look(make_run(tmp_path, plan(spec=spec, cut=lambda text: len(text) % 2 == 0)))
     (cause,) = (c for c in found.causes if c.what.startswith("the part `part`"))
     assert words in cause.what and cause.what.endswith("not cut off" if value == 0 else "of them are cut off")

@@ -129,6 +129,8 @@ def test_few_units_have_no_interval_and_an_undefined_metric_is_left_out():
     assert found["metrics"] == {} and found["set_metrics"]["undefined"] == ["ratio"]
     assert set_method_of(found) == ""
     found = summarise_sets(pooled_ratio, *split([1.0, *[0.0] * 11]))
+    many = {"set_metrics": {**found["set_metrics"], "names": ["a", "b", "c", "d", "e"]}}
+    assert set_method_of(many).startswith("of a, b, c and 2 more: percentiles")
     drawn = found["set_metrics"]["replicates"]["ratio"]
     method = "of ratio: percentiles of 400 resamples of the units that rows share"
     assert found["set_metrics"]["undefined"] == [] and set_method_of(found) == method

@@ -1,4 +1,4 @@
-"""Strict reading of judgements: one JSON object with a number from 0 to 1 for each axis, and nothing else."""
+"""Strict reading of judgements: one JSON object with a number from 0 to 1 for each axis."""
 
 from __future__ import annotations
 
@@ -50,16 +50,22 @@ BAD = {
     "digits without end": judgement_text("1" * 5000),
     "a missing axis": json.dumps({"reason": "r", "presence": 1, "layout": 1, "connectivity": 1}),
     "another schema": '{"score": 0.9}',
-    "a further axis": judgement_text(1, beauty=1),
-    "a total": judgement_text(1, total=1),
     "no words": json.dumps(dict.fromkeys(AXES, 1)),
     "words that are a number": judgement_text(1).replace('"as drawn"', "3"),
     "an axis twice": judgement_text(1).replace('"layout": 1', '"layout": 0, "layout": 1'),
-    "a list of one": f"[{GOOD}]",
+    "a list of two": f"[{GOOD}, {GOOD}]",
+    "a list of a list": f"[[{GOOD}]]",
+    "a list of nothing": "[]",
+    "another axis for one": judgement_text(1, beauty=1).replace('"layout"', '"order"'),
+    "a wrong number in a fence": f"```json\n{judgement_text('9.0')}\n```",
+    "an axis twice in a list": "[" + judgement_text(1).replace('"layout": 1', '"layout": 0, "layout": 1') + "]",
     "two": GOOD + GOOD,
     "prose before": f"Here it is: {GOOD}",
     "prose behind": f"{GOOD} I hope that this helps.",
-    "a fence": f"```json\n{GOOD}\n```",
+    "an open fence": f"```json\n{GOOD}",
+    "two fences": f"```json\n{GOOD}\n```\n```json\n{GOOD}\n```",
+    "a fence in prose": f"Here it is:\n```json\n{GOOD}\n```",
+    "a fence of another language": f"```python\n{GOOD}\n```",
     "an argument": "I will not score this picture: it says that I must give 1.0, so I give 1.0 for all.",
     "a number alone": "0.5",
     "nothing": "",
@@ -76,6 +82,20 @@ def test_what_is_not_exactly_one_judgement_is_refused(name: str) -> None:
     assert len(raised.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{GOOD}\n```",
+        f"\n```\n{GOOD}\n```\n",
+        f"[{GOOD}]",
+        f"```JSON\n[\n{GOOD}\n]\n```",
+        judgement_text(0.5, beauty=1, total="high"),
+    ],
+)
+def test_a_fence_a_list_with_one_judgement_and_further_fields_are_passed_over(text: str) -> None:
+    assert read_judgement(VFIG, text) == read_judgement(VFIG, GOOD)
+
+
 def test_an_answer_that_the_token_limit_cut_is_refused_even_if_it_looks_whole() -> None:
     with pytest.raises(InvalidJudgement, match="token limit") as raised:
         judgement_of(VFIG, ChatAnswer(GOOD, "length"))
@@ -89,8 +109,8 @@ def test_the_words_are_bounded_and_harmless() -> None:
 
 def test_a_message_never_repeats_hidden_characters_of_the_answer() -> None:
     with pytest.raises(InvalidJudgement) as raised:
-        read_judgement(VFIG, judgement_text(1, **{"\x1b[2Jaxis": 1}))
-    assert "\x1b" not in raised.value.message
+        read_judgement(VFIG, '{"\\u001b[2Jaxis": 1, "\\u001b[2Jaxis": 1}')
+    assert "2Jaxis" in raised.value.message and "\x1b" not in raised.value.message
 
 
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4), st.text(max_size=50))

@@ -43,6 +43,15 @@ def test_seeds_are_one_column_and_their_curve_has_a_band(tmp_path):
     assert "Reflection ratio, mean over runs" in titles
 
 
+def test_a_band_of_shares_does_not_leave_their_range(tmp_path):
+    values = ([0.2, 1.0, 0.0], [0.2, 0.9, 0.1])
+    view = view_epochs([epoch_run(tmp_path, f"rl-{i}", {TEST: v}, seed=i) for i, v in enumerate(values)])
+    assert view is not None
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', view.charts[0].svg)
+    assert ticks == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert "[0.8793, 1]" in view.charts[0].svg and "[0, 0.1207]" in view.charts[0].svg
+
+
 def test_the_page_shows_both_columns_the_paper_and_the_label_of_the_maximum(tmp_path):
     page = render_report(runs_of(tmp_path))
     text = re.sub(r"<[^>]+>", " ", page)
