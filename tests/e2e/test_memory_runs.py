@@ -123,7 +123,7 @@ def test_a_run_that_failed_once_is_the_run_that_never_failed_and_keeps_the_half(
     place, calm, monkeypatch, tmp_path, kind
 ):
     with monkeypatch.context() as patch:
-        rows = limit_rows(patch, 150, "phase `update` of step 2")
+        rows = limit_rows(patch, 150, "phase `update` of step 3")
         ears = Ears(stop_at=3)
         run, status = begin(place, tmp_path, kind=kind, ears=ears)
     assert status == "interrupted" and max(rows) > 150 >= rows[-1]
@@ -140,11 +140,11 @@ def test_a_run_that_failed_once_is_the_run_that_never_failed_and_keeps_the_half(
 
 @pytest.mark.slow
 def test_what_does_not_fit_twice_ends_with_the_report(place, monkeypatch, tmp_path):
-    limit_rows(monkeypatch, 84, "phase `update` of step 1")
+    limit_rows(monkeypatch, 84, "phase `update` of step 2")
     with pytest.raises(OutOfMemoryError) as caught:
         begin(place, tmp_path, "train.tokens_per_row=600", "rollout.samples_per_prompt=12")
     error = caught.value
-    assert error.message.startswith("out of memory in phase `update` of step 1 on rank 0 with ")
+    assert error.message.startswith("out of memory in phase `update` of step 2 on rank 0 with ")
     assert "row digits-" in error.where and "; images 56 x 56, 56 x 56)" in error.where
     assert error.hint.startswith("set train.tokens_per_row = ") and exit_of(error)[0] == 2
     run = open_run(tmp_path, "last")
@@ -340,7 +340,7 @@ def test_memory_that_the_system_refuses_ends_the_run_with_a_value_that_fits(plac
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 def test_memory_that_the_system_refuses_halves_the_budget_in_an_update(place, wide_folder, tmp_path):
     """How much a process can reuse of what it has freed varies by some 100 MiB: several limits are tried."""
-    told = "out of memory in phase `update` of step 0 on rank 0 with "
+    told = "out of memory in phase `update` of step 1 on rank 0 with "
     for attempt, mib in enumerate((230, 200, 260, 170, 290)):
         root = tmp_path / str(attempt)
         code, said = limited_run(place, wide_folder, root, "update 0", mib, "train.rehearsal=false")
