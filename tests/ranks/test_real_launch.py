@@ -133,7 +133,7 @@ class Ended:
 def killed(start) -> Ended:
     """Rank 1 was killed in an update."""
     command = start("train", "rl.toml", "--gpus", "2", "--runs", "killed", "--json")
-    beat = command.until(lambda s: s["phase"] == "update" and s["step"] >= 2)
+    beat = command.until(lambda s: s["phase"] == "update" and s["step"] >= 3)
     pids, began = command.tree(), time.monotonic()
     os.kill(beat["pid"], signal.SIGKILL)
     beat = command.beat(1)
@@ -192,7 +192,7 @@ def test_every_command_reads_a_run_of_two_ranks(place, finished) -> None:
 def stopped(place: Path, start) -> tuple[int, str, Run]:
     """SIGTERM came to the launcher in a step."""
     command = start("train", "rl.toml", "--gpus", "2", "--runs", "stopped", "--set", "train.steps=300")
-    command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 2)
+    command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 3)
     pids = command.tree()
     command.process.send_signal(signal.SIGTERM)
     code, _, err = command.end()
@@ -249,7 +249,7 @@ def test_ctrl_c_twice_stops_at_once_without_saving(place, start) -> None:
         "--set",
         "train.steps=300",
     )
-    command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 1)
+    command.until(lambda s: s["phase"] == "rollout" and s["step"] >= 2)
     pids, began = command.tree(), time.monotonic()
     command.process.send_signal(signal.SIGINT)
     time.sleep(0.25)  # a person's two presses; nearer ones are one signal to the launcher
