@@ -614,6 +614,14 @@ def test_settings_of_trl(tmp_path, written, values):
     _is_taken_over(tmp_path, f"{{num_generations: 4, beta: 0.1, {written[1:]}", values)
 
 
+@pytest.mark.parametrize(("split", "validation"), [("dev", "dev"), ("test", None)])
+def test_the_split_that_trl_validates_on_is_kept_unless_it_is_the_test(tmp_path, split, validation):
+    written = f"{{num_generations: 4, beta: 0.1, dataset_test_split: {split}, eval_strategy: steps}}"
+    loaded, report = imported(tmp_path, written, "a.yaml")
+    assert loaded.recipe.data[0].validation == validation
+    assert ("dataset_test_split" in keys(report["left_out"])) is (validation is None)
+
+
 def test_the_type_of_trls_weights_is_not_that_of_its_arithmetic(tmp_path):
     loaded, report = imported(tmp_path, "{num_generations: 4, beta: 0.1, dtype: float32, bf16: true}", "a.yaml")
     assert loaded.recipe.model.dtype == "auto" and "dtype" in keys(report["left_out"])
